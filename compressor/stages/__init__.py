@@ -1,0 +1,1 @@
+"""What can be done to a model: one stage a file."""

@@ -1,0 +1,129 @@
+"""Results of steps on disk: a folder that exists is complete.
+
+A step writes into `NAME-KEY.partial/`; when it is done the folder is renamed to `NAME-KEY/`. KEY is the
+SHA-256 of everything that decides the result, so the same command goes on where it stopped, and a
+changed one redoes only what depends on the change. What a step finds in its partial folder after a kill
+is its own checkpoint to use.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import StoreError
+
+__all__ = ["Store", "StoredStep", "digest", "file_digest", "write_json"]
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 (hex) of JSON-able `parts`, independent of the order of mapping keys."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside `path`, then rename: a reader sees the old file or the whole new one."""
+    beside = path.with_name(path.name + ".partial")
+    with beside.open("w") as file:
+        json.dump(value, file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A finished step: its folder, and `record` (what `Store.finish` was given)."""
+
+    folder: Path
+    record: dict[str, Any]
+
+
+class Store:
+    """The step folders below `root`; nothing is created before the first step begins."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, name: str, key: str) -> StoredStep | None:
+        """The finished step, if it is there and whole."""
+        folder = self._folder(name, key)
+        try:
+            record: dict[str, Any] = json.loads((folder / "step.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return StoredStep(folder, record)
+
+    def begin(self, name: str, key: str) -> Path:
+        """The folder that the step writes to; after a kill it holds what the step left there."""
+        partial = self._folder(name, key).with_suffix(".partial")
+        with usable(self.root):
+            partial.mkdir(parents=True, exist_ok=True)
+        return partial
+
+    def finish(self, name: str, key: str, record: dict[str, Any]) -> StoredStep:
+        """Declare the step complete."""
+        folder = self._folder(name, key)
+        partial = folder.with_suffix(".partial")
+        with usable(self.root):
+            write_json(partial / "step.json", record)
+            if folder.exists():
+                shutil.rmtree(folder)
+            partial.rename(folder)
+        return StoredStep(folder, record)
+
+    def discard(self, name: str, key: str) -> None:
+        """Forget what an unfinished step left (it failed for a reason that a rerun would meet again)."""
+        shutil.rmtree(self._folder(name, key).with_suffix(".partial"), ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second run out of the same folder."""
+        with usable(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = (self.root / ".lock").open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StoreError(
+                    f"{self.root}: another run is using this folder; wait for it or choose another --out"
+                ) from error
+            yield
+
+    def _folder(self, name: str, key: str) -> Path:
+        return self.root / f"{name}-{key[:16]}"
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turn a system error on `path` into one that says what to do."""
+    reasons = {
+        errno.ENOSPC: "the disk is full; free some space or choose another --out",
+        errno.EACCES: "no permission to write there; choose another --out",
+        errno.EPERM: "no permission to write there; choose another --out",
+        errno.EROFS: "the file system is read-only; choose another --out",
+        errno.ENOTDIR: "a file is in the way where a folder is needed; choose another --out",
+        errno.EEXIST: "a file is in the way where a folder is needed; choose another --out",
+    }
+    try:
+        yield
+    except OSError as error:
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        raise StoreError(f"cannot write to {error.filename or path}: {reason}") from error

@@ -1,0 +1,1 @@
+"""Engines from models: one file a runtime."""

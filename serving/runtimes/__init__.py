@@ -1,0 +1,1 @@
+"""One file a runtime: from an engine file to a session, arrays in, arrays out."""
