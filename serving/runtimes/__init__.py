@@ -1,1 +1,71 @@
 """One file a runtime: from an engine file to a session, arrays in, arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor.errors import DataError
+from compressor.model import TensorSpec
+
+__all__ = ["Array", "Feeds", "Session", "check_feeds"]
+
+Array = NDArray[Any]
+Feeds = Mapping[str, Array]
+
+
+class Session(Protocol):
+    """A loaded engine. Both ways to run it take every input by name."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Check `feeds` against `inputs` (`DataError`), run, return all outputs by name.
+
+        Raises `UnsupportedError` in one line when the runtime fails.
+        """
+
+    def bind(self, feeds: Feeds) -> Callable[[], Any]:
+        """Check `feeds` once and give a call that only runs the engine on them, for timing."""
+
+
+def check_feeds(specs: tuple[TensorSpec, ...], feeds: Feeds) -> None:
+    """Raise `DataError` that names the first difference between arrays and what the engine takes.
+
+    Compared are names, dtype, rank and the fixed sizes; free dimensions take any size.
+    """
+    names = {spec.name for spec in specs}
+    if names != set(feeds):
+        raise DataError(_names_differ(names, set(feeds)))
+    for spec in specs:
+        _check_array(spec, feeds[spec.name])
+
+
+def _names_differ(wanted: set[str], given: set[str]) -> str:
+    parts = []
+    if missing := sorted(wanted - given):
+        parts.append(f"missing {', '.join(missing)}")
+    if unknown := sorted(given - wanted):
+        parts.append(f"not known {', '.join(unknown)}")
+    return f"the engine takes the inputs {', '.join(sorted(wanted))}; {' and '.join(parts)}"
+
+
+def _check_array(spec: TensorSpec, array: Array) -> None:
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"input '{spec.name}' must be a numpy array, not {type(array).__name__}")
+    if array.dtype.name != spec.dtype:
+        raise DataError(f"input '{spec.name}' must be {spec.dtype}, not {array.dtype.name}")
+    fits = len(spec.shape) == array.ndim and all(
+        isinstance(want, str) or want == got for want, got in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits:
+        given = "x".join(map(str, array.shape)) or "a scalar"
+        raise DataError(f"input '{spec.name}' must have the shape {_words(spec.shape)}, not {given}")
+
+
+def _words(shape: tuple[int | str, ...]) -> str:
+    return "x".join("?" if isinstance(size, str) else str(size) for size in shape) or "of a scalar"

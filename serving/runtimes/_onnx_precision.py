@@ -1,0 +1,342 @@
+"""In which types an ONNX engine computes: the optimized graph joined with what a profiled run executed.
+
+A Q/DQ file promises integers; whether a kernel took them is decided by the runtime on the machine. So the
+graph is read after ONNX Runtime's own optimizations, the shapes and times come from its profiler, and the
+share is counted in multiply-accumulates (MACs).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+__all__ = ["INTEGER_OPERATORS", "Operator", "float_islands", "precision", "read_operators"]
+
+INTEGER_OPERATORS = frozenset(
+    {
+        "ConvInteger",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulInteger",
+        "MatMulInteger16",
+        "MatMulIntegerToFloat",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+        "QLinearAdd",
+        "QLinearAveragePool",
+        "QLinearConcat",
+        "QLinearConv",
+        "QLinearConvTranspose",
+        "QLinearGlobalAveragePool",
+        "QLinearLeakyRelu",
+        "QLinearMatMul",
+        "QLinearMul",
+        "QLinearReduceMean",
+        "QLinearSigmoid",
+        "QLinearSoftmax",
+        "QLinearWhere",
+    }
+)
+_TYPES = {"float": "float32", "double": "float64", "float32": "float32"}
+_CONVERSIONS = frozenset(
+    {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ReorderInput", "ReorderOutput"}
+)
+_CONTROL = frozenset({"If", "Loop", "Scan"})
+_RESHAPED = frozenset(
+    {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "ReorderInput", "ReorderOutput"}
+)
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Operator:
+    """A node that ran, with the shapes that it really had (empty for an absent or unknown tensor)."""
+
+    name: str
+    type: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any]
+    shapes: list[Shape]
+    output_shapes: list[Shape]
+    output_type: str
+    microseconds: float
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one execution; 0 for what is not a product of matrices."""
+        count = _MACS.get(self.type)
+        return count(self) if count else 0
+
+    @property
+    def integer(self) -> bool:
+        """Whether the kernel computes on 8 bit integers."""
+        if self.type == "MatMulNBits":
+            return bool(self.attributes.get("accuracy_level") == 4)
+        return self.type in INTEGER_OPERATORS
+
+    @property
+    def compute_type(self) -> str:
+        """ "int8", or the name of the float type."""
+        return "int8" if self.integer else _TYPES.get(self.output_type, self.output_type)
+
+
+def precision(
+    options: onnxruntime.SessionOptions,
+    profiled: Callable[[onnxruntime.SessionOptions], str],
+    shapes: dict[str, Shape],
+) -> dict[str, Any]:
+    """Run once under the profiler and summarise; `shapes` are those of the inputs.
+
+    `profiled` opens a session with the given options, runs it and returns the profile's path.
+    Returns {"share_int8": 0..1 of all MACs, "share_by_type": {type: share}, "macs", "operators":
+    [{"name", "op", "type", "macs", "share", "time_share"}] in order of execution, "float_islands":
+    [{"name", "op", "share", "reason"}] (compute that stayed float in a quantized engine),
+    "fused_integer_ops", "time_share_conversion": time in nodes that only quantize, dequantize or reorder}.
+    Without any MACs the shares are null.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        graph_file = Path(folder, "optimized.onnx")
+        options.optimized_model_filepath = str(graph_file)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "weights.bin"
+        )
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder, "profile"))
+        events = json.loads(Path(profiled(options)).read_text())
+        operators = read_operators(_load(graph_file), events, shapes)
+    return _summary(operators)
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    import onnx
+
+    return onnx.load(str(path), load_external_data=False)
+
+
+def read_operators(
+    model: onnx.ModelProto, events: list[dict[str, Any]], shapes: dict[str, Shape]
+) -> list[Operator]:
+    """The nodes of the profile's last run, in order of execution, joined with their nodes in the graph."""
+    nodes = _NodeIndex(model.graph)
+    known = {**shapes, **nodes.initializers}
+    operators = []
+    for event in _last_run(events):
+        node = nodes.take(event["name"].removesuffix("_kernel_time"), event["args"]["op_name"])
+        if node is None or node.op_type in _CONTROL:
+            continue
+        operator = _operator(node, event, known)
+        known.update(zip(operator.outputs, operator.output_shapes, strict=False))
+        operators.append(operator)
+    return operators
+
+
+def _last_run(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    starts = [event["ts"] for event in events if event.get("name") == "model_run"]
+    for event in events:
+        timed = event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+        if timed and event["ts"] >= max(starts, default=0):
+            yield event
+
+
+class _NodeIndex:
+    """All nodes and initializers of a graph and its subgraphs, to be taken by name and type in order."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.initializers: dict[str, Shape] = {}
+        self._nodes: dict[tuple[str, str], deque[onnx.NodeProto]] = defaultdict(deque)
+        self._add(graph)
+
+    def _add(self, graph: onnx.GraphProto) -> None:
+        self.initializers.update({tensor.name: tuple(tensor.dims) for tensor in graph.initializer})
+        for node in graph.node:
+            self._nodes[node.name, node.op_type].append(node)
+            for attribute in node.attribute:
+                for subgraph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                    self._add(subgraph)
+
+    def take(self, name: str, op: str) -> onnx.NodeProto | None:
+        """The next node of that name; the profiler calls a node without a name TYPE_INDEX.
+
+        A node that runs more than once (in a loop) is given every time.
+        """
+        found = self._nodes.get((name, op)) or self._nodes.get(("", op))
+        if not found:
+            return None
+        node = found[0]
+        found.rotate(-1)
+        return node
+
+
+def _operator(node: onnx.NodeProto, event: dict[str, Any], known: dict[str, Shape]) -> Operator:
+    import onnx
+
+    outputs = [next(iter(item.items())) for item in event["args"]["output_type_shape"]]
+    produced = [name for name in node.output if name]
+    return Operator(
+        name=node.name or event["name"].removesuffix("_kernel_time"),
+        type=node.op_type,
+        inputs=list(node.input),
+        outputs=produced,
+        attributes={
+            item.name: onnx.helper.get_attribute_value(item)
+            for item in node.attribute
+            if not item.HasField("g")
+        },
+        shapes=[known.get(name, ()) for name in node.input],
+        output_shapes=[tuple(shape) for _, shape in outputs],
+        output_type=outputs[0][0] if outputs else "",
+        microseconds=event["dur"],
+    )
+
+
+def _conv(operator: Operator) -> int:
+    weight = operator.shapes[3 if operator.type == "QLinearConv" else 1]
+    return prod(operator.output_shapes[0]) * prod(weight[1:])
+
+
+def _conv_transpose(operator: Operator) -> int:
+    weight = operator.shapes[3 if operator.type.startswith("QLinear") else 1]
+    return prod(operator.shapes[0]) * prod(weight[1:])
+
+
+def _matmul(operator: Operator) -> int:
+    left = operator.shapes[0]
+    transposed = bool(operator.attributes.get("transA")) and len(left) > 1
+    return prod(operator.output_shapes[0]) * (left[-2 if transposed else -1] if left else 0)
+
+
+def _matmul_nbits(operator: Operator) -> int:
+    return prod(operator.output_shapes[0]) * int(operator.attributes["K"])
+
+
+def _recurrent(operator: Operator) -> int:
+    steps, batch = operator.shapes[0][:2]
+    return steps * batch * (prod(operator.shapes[1]) + prod(operator.shapes[2]))
+
+
+def _einsum(operator: Operator) -> int:
+    equation = operator.attributes["equation"].decode().replace(" ", "")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(equation.split("->")[0].split(","), operator.shapes, strict=False):
+        letters = term.replace("...", "")
+        rest = len(shape) - len(letters)
+        ellipsis = [f".{axis}" for axis in range(rest)]
+        at = term.find("...") if "..." in term else len(term)
+        sizes.update(zip([*term[:at], *ellipsis, *letters[at:]], shape, strict=False))
+    return prod(sizes.values()) if len(operator.shapes) > 1 else 0
+
+
+def _projected_attention(operator: Operator) -> int:
+    """`com.microsoft` Attention and QAttention: the projection of the input, then scores and their sum."""
+    batch, length, width = operator.shapes[0]
+    projected = operator.shapes[1][-1]
+    hidden = operator.output_shapes[0][-1]
+    return batch * length * width * projected + 2 * batch * length * length * hidden
+
+
+def _attention(operator: Operator) -> int:
+    """Attention of given queries and keys: (batch, length, width) or (batch, heads, length, width)."""
+    query, key = operator.shapes[0], operator.shapes[1] or operator.shapes[0]
+    return 2 * prod(query) * key[-2] if len(query) > 2 else 0
+
+
+def _any_attention(operator: Operator) -> int:
+    weights = operator.shapes[1] if len(operator.shapes) > 1 else ()
+    return _projected_attention(operator) if len(weights) == 2 else _attention(operator)
+
+
+_MACS: dict[str, Callable[[Operator], int]] = {
+    **dict.fromkeys(("Conv", "FusedConv", "NhwcFusedConv", "ConvInteger", "QLinearConv"), _conv),
+    **dict.fromkeys(("ConvTranspose", "QLinearConvTranspose"), _conv_transpose),
+    **dict.fromkeys(
+        (
+            *("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulInteger", "MatMulInteger16", "QGemm"),
+            *("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul"),
+        ),
+        _matmul,
+    ),
+    "MatMulNBits": _matmul_nbits,
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrent),
+    "Einsum": _einsum,
+    **dict.fromkeys(("Attention", "QAttention"), _any_attention),
+    **dict.fromkeys(("MultiHeadAttention", "GroupQueryAttention"), _attention),
+}
+
+
+def _summary(operators: list[Operator]) -> dict[str, Any]:
+    macs = [operator.macs for operator in operators]
+    total, time = sum(macs), sum(operator.microseconds for operator in operators)
+    by_type: dict[str, int] = defaultdict(int)
+    for operator, count in zip(operators, macs, strict=True):
+        if count:
+            by_type[operator.compute_type] += count
+    conversion = sum(o.microseconds for o in operators if o.type in _CONVERSIONS)
+    return {
+        "share_int8": by_type.get("int8", 0) / total if total else None,
+        "share_by_type": {name: count / total for name, count in sorted(by_type.items())},
+        "macs": total,
+        "operators": [_row(o, n, total, time) for o, n in zip(operators, macs, strict=True)],
+        "float_islands": [{**island, "share": island["macs"] / total} for island in float_islands(operators)],
+        "fused_integer_ops": sum(operator.integer for operator in operators),
+        "time_share_conversion": conversion / time if time else None,
+    }
+
+
+def _row(operator: Operator, macs: int, total: int, time: float) -> dict[str, Any]:
+    return {
+        "name": operator.name,
+        "op": operator.type,
+        "type": operator.compute_type,
+        "macs": macs,
+        "share": macs / total if total else 0.0,
+        "time_share": operator.microseconds / time if time else 0.0,
+    }
+
+
+def float_islands(operators: list[Operator]) -> list[dict[str, Any]]:
+    """Float operators with MACs in an engine that holds integers, largest first, and why they are float."""
+    if not any(o.integer or o.type in ("QuantizeLinear", "DequantizeLinear") for o in operators):
+        return []
+    producer = {name: operator for operator in operators for name in operator.outputs}
+    consumers: dict[str, list[Operator]] = defaultdict(list)
+    for operator in operators:
+        for name in operator.inputs:
+            consumers[name].append(operator)
+    islands = [
+        {"name": o.name, "op": o.type, "macs": o.macs, "reason": _reason(o, producer, consumers)}
+        for o in operators
+        if o.macs and not o.integer
+    ]
+    return sorted(islands, key=lambda island: -int(island["macs"]))
+
+
+def _reason(operator: Operator, producer: dict[str, Operator], consumers: dict[str, list[Operator]]) -> str:
+    inputs = ["a quantized" if _dequantized(name, producer) else "a float" for name in operator.inputs[:2]]
+    what = f"{inputs[0]} input" + (f" and {inputs[1]} weight or second input" if len(inputs) > 1 else "")
+    if "a float" in inputs:
+        return f"it has {what}"
+    after = [consumer.type for name in operator.outputs for consumer in consumers[name]]
+    if "QuantizeLinear" not in after:
+        where = ", ".join(sorted(set(after))) or "an output"
+        return f"its inputs are quantized, its output is not (it goes to {where})"
+    return "inputs and output are quantized, but the runtime has no integer kernel for this combination"
+
+
+def _dequantized(name: str, producer: dict[str, Operator]) -> bool:
+    source = producer.get(name)
+    while source is not None and source.type in _RESHAPED:
+        source = producer.get(source.inputs[0])
+    return source is not None and source.type == "DequantizeLinear"
