@@ -60,5 +60,5 @@ class WorkerError(CompressError):
 
 def error_named(name: str, message: str) -> CompressError:
     """The error of class `name`, as it comes back from a child process."""
-    kinds = {kind.__name__: kind for kind in (CompressError, *CompressError.__subclasses__())}
-    return kinds.get(name, CompressError)(message)
+    kinds: list[type[CompressError]] = CompressError.__subclasses__()
+    return next((kind for kind in kinds if kind.__name__ == name), CompressError)(message)

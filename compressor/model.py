@@ -27,7 +27,7 @@ class TensorSpec:
         """Read `NAME=SHAPE[:dtype]`, e.g. `image=?x3x224x224` or `ids=?x?:int64` (`,` works as `x`)."""
         match = _INPUT.fullmatch(text.strip())
         sizes = re.split(r"[x,]", match["shape"]) if match else []
-        if not match or not all(size == "?" or size.isdigit() and int(size) for size in sizes):
+        if not match or not all(size == "?" or (size.isdigit() and int(size)) for size in sizes):
             raise UsageError(
                 f"--input '{text}' is not of the form NAME=SHAPE[:dtype], e.g. image=?x3x224x224 "
                 "(? is a free dimension)"

@@ -56,30 +56,32 @@ class StoredStep:
 
 
 class Store:
-    """The step folders below `root`; nothing is created before the first step begins."""
+    """The step folders below `root`; with `scratch`, new ones go there and `root` is only read."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, scratch: Path | None = None) -> None:
         self.root = root
+        self.scratch = scratch
 
     def find(self, name: str, key: str) -> StoredStep | None:
         """The finished step, if it is there and whole."""
-        folder = self._folder(name, key)
-        try:
-            record: dict[str, Any] = json.loads((folder / "step.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return StoredStep(folder, record)
+        for root in filter(None, (self.root, self.scratch)):
+            folder = root / _name(name, key)
+            try:
+                return StoredStep(folder, json.loads((folder / "step.json").read_text()))
+            except (OSError, ValueError):
+                continue
+        return None
 
     def begin(self, name: str, key: str) -> Path:
         """The folder that the step writes to; after a kill it holds what the step left there."""
-        partial = self._folder(name, key).with_suffix(".partial")
-        with usable(self.root):
+        partial = self.place(name, key).with_suffix(".partial")
+        with usable(partial):
             partial.mkdir(parents=True, exist_ok=True)
         return partial
 
     def finish(self, name: str, key: str, record: dict[str, Any]) -> StoredStep:
         """Declare the step complete."""
-        folder = self._folder(name, key)
+        folder = self.place(name, key)
         partial = folder.with_suffix(".partial")
         with usable(self.root):
             write_json(partial / "step.json", record)
@@ -90,7 +92,7 @@ class Store:
 
     def discard(self, name: str, key: str) -> None:
         """Forget what an unfinished step left (it failed for a reason that a rerun would meet again)."""
-        shutil.rmtree(self._folder(name, key).with_suffix(".partial"), ignore_errors=True)
+        shutil.rmtree(self.place(name, key).with_suffix(".partial"), ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -107,8 +109,13 @@ class Store:
                 ) from error
             yield
 
-    def _folder(self, name: str, key: str) -> Path:
-        return self.root / f"{name}-{key[:16]}"
+    def place(self, name: str, key: str) -> Path:
+        """Where the finished step will be."""
+        return (self.scratch or self.root) / _name(name, key)
+
+
+def _name(name: str, key: str) -> str:
+    return f"{name}-{key[:16]}"
 
 
 @contextmanager

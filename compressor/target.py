@@ -1,4 +1,4 @@
-"""What is asked for: `PRECISION[+PRUNING][:RUNTIME[:DEVICE]]`, e.g. `int8`, `fp16:tensorrt`, `int8+prune50:onnx`."""
+"""What is asked for: `PRECISION[+PRUNING][:RUNTIME[:DEVICE]]`, e.g. `int8`, `int8:onnx:cpu`."""
 
 from __future__ import annotations
 

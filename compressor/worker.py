@@ -116,7 +116,8 @@ def _obituary(task: str, status: int, last_words: str) -> str:
             "use a smaller --batch or a machine with more memory, and run the same command again"
         )
     if status < 0:
-        return f"the process for {task} crashed with {signal.Signals(-status).name} inside a native library{said}"
+        name = signal.Signals(-status).name
+        return f"the process for {task} crashed with {name} inside a native library{said}"
     return f"the process for {task} ended with status {status} and no answer{said}"
 
 

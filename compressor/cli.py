@@ -1,0 +1,190 @@
+"""The command line: parse, compose, print. The only module that sees everything."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from compressor.errors import CompressError, UsageError
+
+__all__ = ["main"]
+
+COMMANDS = ("run", "inspect", "report", "doctor")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The console script `compress`; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _dispatch(arguments)
+    except CompressError as error:
+        print(f"compress: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("compress: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments and arguments[0] in COMMANDS else "run"
+    rest = arguments[1:] if arguments and arguments[0] in COMMANDS else arguments
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "inspect": _inspect,
+        "report": _report,
+        "doctor": _doctor,
+    }
+    return commands[command](rest)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (compress --help lists the options)")
+
+
+# -------------------------------------------------------------------------- run
+
+
+def _run(arguments: list[str]) -> int:
+    from compressor.options import Options, from_toml
+
+    given = {
+        name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None
+    }
+    if not given.get("target"):
+        given.pop("target", None)
+    table, path = from_toml(given["model"])
+    if path:
+        print(f"options from {path}", file=sys.stderr)
+    options = Options(**{**table, **given})
+    from compressor import pipeline
+    from compressor.progress import Progress
+
+    with Progress(sys.stderr) as progress:
+        if options.plan:
+            steps = pipeline.plan(options, progress.event)
+        else:
+            report = pipeline.run(options, progress.event)
+    if options.plan:
+        _print_plan(steps)
+        return 0
+    print(report)
+    print(f"report: {options.folder / 'report.html'}")
+    return report.exit_status
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All options; each stands for the field of `Options` of the same name, unset where not given."""
+    parser = _Parser(
+        prog="compress",
+        usage="compress [run] MODEL [--target SPEC ...] [--data SRC] [...]\n"
+        "       compress inspect FILE | report DIR | doctor",
+        description="Compress a trained model into smaller, faster engines, and prove it.",
+        epilog="exit status: 0 done, 1 failed, 2 wrong request, 3 the accuracy budget is broken",
+        argument_default=None,
+    )
+    add = parser.add_argument
+    add("model", help=".pt .pth .pt2 .safetensors .onnx or TorchScript")
+    add(
+        "--target",
+        action="append",
+        metavar="SPEC",
+        help="PRECISION[:RUNTIME[:DEVICE]], repeatable: int8, int8:onnx:cpu, fp32:onnx (default int8)",
+    )
+    add("--data", metavar="SRC", help="calibrate and evaluate from: image folder, .npz, module:callable")
+    add("--calib-data", metavar="SRC", help="calibrate from this instead")
+    add("--eval-data", metavar="SRC", help="evaluate on this instead")
+    add(
+        "--preprocess",
+        metavar="SPEC",
+        help="for images: resize=256,crop=224,mean=a/b/c,std=a/b/c,scale=1/255",
+    )
+    add("--calib", type=int, metavar="N", help="samples to calibrate from (default 300)")
+    add("--arch", metavar="MODULE:CALLABLE", help="what builds the network for a bare state_dict")
+    add("--input", action="append", metavar="NAME=SHAPE[:dtype]", help="an input; ? is a free dimension")
+    add("--metric", metavar="NAME", help="top1, top5, mse, ... or module:callable")
+    add("--max-drop", type=float, metavar="POINTS", help="accuracy budget, in points of the metric")
+    add("--recipe", metavar="FILE", help="do exactly this (.json or .toml) instead of climbing the ladder")
+    add("--scheme", metavar="NAME", help="quantize for another machine, e.g. ort-x86-avx2")
+    add(
+        "-o",
+        "--out",
+        metavar="DIR|FILE",
+        help="where to write (default MODEL-compressed); FILE.onnx: one engine",
+    )
+    add("--work", metavar="DIR", help="where report and steps go if --out is a file (default FILE.work)")
+    add("--seed", type=int, metavar="N", help="of everything random (default 0)")
+    add("--batch", type=int, metavar="N", help="batch of calibration and evaluation (default 32)")
+    add("--threads", type=int, metavar="N", help="threads of the measured engine (default 1)")
+    add("--device", metavar="NAME", help="cpu or cuda (default: every one here)")
+    add("--bench", type=float, metavar="SECONDS", help="time for each engine's latency (default 20; 0: none)")
+    add("--trust", action="store_const", const=True, help="run code that the model's file brings")
+    add("--plan", action="store_const", const=True, help="print what would be done and stop")
+    return parser
+
+
+def _print_plan(steps: list[Any]) -> None:
+    known = [step.seconds for step in steps if step.seconds is not None]
+    for step in steps:
+        state = "stored" if step.stored else "to do" if step.seconds is None else f"~{step.seconds:.0f} s"
+        print(f"{state:>8}  {step.name:<24} {step.what}")
+    unknown = len(steps) - len(known)
+    rest = f", and {unknown} steps of unknown length" if unknown else ""
+    print(f"about {sum(known):.0f} s{rest}; further rungs only if the accuracy budget is broken")
+
+
+# -------------------------------------------------------------------------- the rest
+
+
+def _inspect(arguments: list[str]) -> int:
+    parser = _Parser(prog="compress inspect", description="Say what a file is, without running it.")
+    parser.add_argument("file")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compressor import worker
+    from compressor.report.terminal import render_inspection
+
+    facts = worker.call("compressor.loading:inspect_task", {"path": options.file}).value
+    print(json.dumps(facts, indent=1) if options.json else render_inspection(facts))
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    parser = _Parser(prog="compress report", description="Print a report and write its HTML anew.")
+    parser.add_argument("folder", help="what --out named")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compressor.report import Report
+
+    report = Report.load(Path(options.folder))
+    if options.json:
+        print(json.dumps(report.data, indent=1))
+        return report.exit_status
+    report.save(Path(options.folder))
+    print(report)
+    print(f"report: {Path(options.folder) / 'report.html'}")
+    return report.exit_status
+
+
+def _doctor(arguments: list[str]) -> int:
+    parser = _Parser(prog="compress doctor", description="Say what this machine and installation can do.")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compressor import machine
+    from compressor.report.terminal import render_doctor
+
+    found = machine.doctor()
+    print(json.dumps(found, indent=1) if options.json else render_doctor(found))
+    return 0 if found["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What goes out: engines with their manifests and recipes, the report, the measurements."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compressor import machine
+from compressor.model import Model
+from compressor.options import Options
+from compressor.report import Report, judge
+from compressor.steps import Steps
+from compressor.store import usable, write_json
+from compressor.target import Target
+
+__all__ = ["deliver"]
+
+
+def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps) -> Report:
+    """Write everything below `options.folder` and return the report.
+
+    `found` holds the report's data, metric, engines, rungs, layers and skipped; each engine's "source" is
+    the path of its file, which is replaced by "path" below the folder.
+    """
+    folder = options.folder
+    content: dict[str, Any] = {
+        "version": 1,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "seed": options.seed,
+        "machine": machine.facts(),
+        "model": {
+            "path": options.model,
+            "sha256": model.sha256,
+            "parameters": model.parameters,
+            "kind": model.kind,
+            "architecture": model.architecture,
+        },
+        "max_drop": options.max_drop,
+        **found,
+        "steps": steps.records,
+        "notes": steps.notes,
+    }
+    judge(content)
+    with usable(folder):
+        for row in content["engines"]:
+            _place(options, row, content)
+        lines = [json.dumps(_measurement(row), allow_nan=False) + "\n" for row in content["engines"]]
+        _replace(folder / "measurements.jsonl", "".join(lines))
+        report = Report(content)
+        report.save(folder)
+    return report
+
+
+def _place(options: Options, row: dict[str, Any], content: dict[str, Any]) -> None:
+    """Copy an engine to where it is to be found, whole, with its manifest and recipe beside it."""
+    source = Path(row.pop("source"))
+    final = options.folder / "engines" / Target.parse(row["target"]).folder
+    beside = final.with_name(final.name + ".partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for file in source.parent.glob(source.name + "*"):
+        shutil.copy2(file, beside / file.name)
+    manifest = _manifest(row, content, source.name)
+    write_json(beside / "engine.json", manifest)
+    write_json(beside / "recipe.json", row["recipe"])
+    shutil.rmtree(final, ignore_errors=True)
+    beside.rename(final)
+    row["path"] = str((final / source.name).relative_to(options.folder))
+    if options.engine_file and row["role"] == "candidate":
+        _place_file(final / source.name, options.engine_file, manifest)
+
+
+def _place_file(engine: Path, wanted: Path, manifest: dict[str, Any]) -> None:
+    """The engine under the name that --out gives, its manifest beside it."""
+    for file in engine.parent.glob(engine.name + ".*"):
+        shutil.copy2(file, wanted.with_name(file.name))  # the engine knows its side files by name
+    write_json(wanted.with_name(wanted.name + ".json"), {**manifest, "file": wanted.name})
+    beside = wanted.with_name(wanted.name + ".partial")
+    shutil.copy2(engine, beside)
+    beside.replace(wanted)
+
+
+def _measurement(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("target", "sha256", "size_bytes", "metric", "drop", "agreement", "latency", "peak_rss_bytes")
+    return {name: row[name] for name in names}
+
+
+def _manifest(row: dict[str, Any], content: dict[str, Any], file: str) -> dict[str, Any]:
+    """What an engine carries with it; see `serving.engine`."""
+    target = Target.parse(row["target"])
+    return {
+        "version": 1,
+        "target": row["target"],
+        "runtime": target.runtime,
+        "device": target.device,
+        "file": file,
+        "sha256": row["sha256"],
+        "size_bytes": row["size_bytes"],
+        "source": {name: content["model"][name] for name in ("path", "sha256")},
+        "made_with": machine.packages(),
+        "machine": content["machine"],
+        "inputs": row["inputs"],
+        "outputs": row["outputs"],
+        "preprocess": row["preprocess"],
+        "scheme": row["quantization"].get("scheme"),
+        "quantization": row["quantization"],
+        "accuracy": {name: row[name] for name in ("metric", "drop", "agreement")},
+        "latency": row["latency"],
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".partial")
+    beside.write_text(text)
+    beside.replace(path)

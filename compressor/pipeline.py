@@ -1,0 +1,412 @@
+"""From a model and targets to proven engines and a report.
+
+The model goes through its stages, then each target through export, proof and report. Everything is a
+step (`compressor.steps`), so the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compressor import machine, plugins, presets
+from compressor.delivery import deliver
+from compressor.errors import CompressError, StoreError, UnsupportedError, UsageError, WorkerError
+from compressor.intake import Data, load_data, load_model, resolve
+from compressor.model import Model
+from compressor.options import Options
+from compressor.quantization import scheme
+from compressor.recipe import Recipe
+from compressor.report import Report
+from compressor.search import Rung, climb
+from compressor.steps import Done, Planned, Steps
+from compressor.store import Store
+from compressor.target import Target
+
+__all__ = ["plan", "run"]
+
+Listener = Callable[[dict[str, Any]], None]
+OPSET = 20  # the newest whose Q/DQ graphs ONNX Runtime fuses throughout
+
+
+def run(options: Options, on_event: Listener | None = None) -> Report:
+    """Do what `options` ask for and write everything below `options.folder`.
+
+    Raises `CompressError`; what was finished before stays and is used by the next run.
+    """
+    job = _Run(options, on_event)
+    with _workplace(options) as store:
+        return job.report(Steps(store, on_event=on_event))
+
+
+def plan(options: Options, on_event: Listener | None = None) -> list[Planned]:
+    """The steps that `run` would take, and which of them are stored; writes nothing that stays."""
+    job = _Run(options, on_event)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(options.folder / "steps", scratch=Path(scratch))
+        steps = Steps(store, planning=True, on_event=on_event)
+        job.engines(steps)
+    return steps.plan
+
+
+@contextmanager
+def _workplace(options: Options) -> Iterator[Store]:
+    """The locked store; a folder that this run made is removed if the request turns out to be wrong."""
+    folder, file = options.folder, options.engine_file
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"--out {folder}: a file is there, but a folder is needed; choose another --out")
+    if file and (file.is_dir() or not file.absolute().parent.is_dir()):
+        what = "is a folder" if file.is_dir() else f"there is no folder {file.absolute().parent}"
+        raise StoreError(f"--out {file}: {what}; choose another --out")
+    made = not folder.exists()
+    store = Store(folder / "steps")
+    try:
+        with store.locked():
+            yield store
+    except (WorkerError, StoreError):
+        raise
+    except CompressError:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """An engine, exported and run over the evaluation data."""
+
+    target: Target
+    recipe: Recipe
+    model: Model
+    exported: Done
+    outputs: Done | None = None
+
+    @property
+    def path(self) -> str:
+        return self.exported.path(self.exported.value["file"])
+
+
+class _Run:
+    """One run: what was asked is resolved when it is made, the work is done in `engines`."""
+
+    steps: Steps
+    model: Model
+    key: str
+    data: Data
+
+    def __init__(self, options: Options, on_event: Listener | None) -> None:
+        self.options = options
+        self.targets, self.skipped = resolve(options)
+        self.recipe = Recipe.read(Path(options.recipe)) if options.recipe else None
+        self.ladders = {target: self._ladder(target) for target in self.targets}
+
+    def _ladder(self, target: Target) -> tuple[Recipe, ...]:
+        """The recipes that are tried for a target; raises `UnsupportedError` if there is none."""
+        runtime, device = str(target.runtime), str(target.device)
+        reason = plugins.module("exporters", runtime).check(target)
+        if reason:
+            raise UnsupportedError(f"target {target}: {reason}")
+        if self.recipe:
+            return (self.recipe,)
+        name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())
+        return presets.rungs(target, scheme.named(name).name)
+
+    def report(self, steps: Steps) -> Report:
+        """Make and prove all engines, then deliver them."""
+        found = self.engines(steps)
+        return deliver(self.options, self.source, found, steps)
+
+    def engines(self, steps: Steps) -> dict[str, Any]:
+        """What the report says of the data and of all engines."""
+        self.steps = steps
+        self.source = load_model(self.options, steps)
+        calibrates = any(
+            step.stage == "quantize" for ladder in self.ladders.values() for step in ladder[0].steps
+        )
+        self.data = load_data(self.options, self.source, calibrates, steps)
+        self.model, self.key = self._converted()
+        found: dict[str, Any] = {"engines": [], "rungs": [], "layers": {}, "skipped": self.skipped}
+        for runtime, device in dict.fromkeys((target.runtime, target.device) for target in self.targets):
+            here = [target for target in self.targets if (target.runtime, target.device) == (runtime, device)]
+            engines = self._made(here, found)
+            found["engines"] += self._rows(engines)
+        return {"data": self.data.facts(), "metric": _metric(found["engines"]), **found}
+
+    def _converted(self) -> tuple[Model, str]:
+        """The model in ONNX form, and the key of the step that made it."""
+        model = self.source
+        source = str(model.facts.get("digest") or model.sha256)
+        if model.form == "onnx":
+            return model, source
+        done = self.steps.run(
+            "convert",
+            "exporters.onnx:convert",
+            {"opset": OPSET},
+            unkeyed={"model": model.json()},
+            after=[source],
+            expected={**model.json(), "form": "onnx", "path": "model.onnx"},
+            estimate=15.0,
+            what="torch graph to ONNX, checked at three batch sizes",
+        )
+        return Model.of(done.value, done.folder), done.key
+
+    # ---------------------------------------------------------------- making engines
+
+    def _made(self, targets: list[Target], found: dict[str, Any]) -> list[tuple[_Engine, dict[str, Any]]]:
+        """The baseline of one runtime and device, then its candidates, each with its comparison."""
+        baseline = self._exported(self.model, self.key, targets[0].baseline, Recipe("float"))
+        engines = [(baseline, self._compared(baseline, baseline))]
+        for target in targets:
+            if target == baseline.target:
+                continue
+            chosen, tried = climb(
+                self.ladders[target],
+                lambda recipe, target=target: self._attempt(recipe, target, baseline),  # type: ignore[misc]
+                self.options.max_drop,
+            )
+            engines.append((chosen.engine, chosen.comparison))
+            found["rungs"] += [_rung(target, rung, rung is chosen) for rung in tried]
+            found["layers"][str(target)] = self._layers(chosen.engine)
+        return engines
+
+    def _attempt(self, recipe: Recipe, target: Target, baseline: _Engine) -> Rung:
+        started = time.monotonic()
+        model, key = self.model, self.key
+        for step in recipe.steps:
+            model, key = self._staged(step.stage, step.parameters, model, key)
+        engine = self._exported(model, key, target, recipe)
+        comparison = self._compared(baseline, engine)
+        return Rung(recipe, comparison, engine, time.monotonic() - started)
+
+    def _staged(self, stage: str, parameters: dict[str, Any], model: Model, key: str) -> tuple[Model, str]:
+        """The model after one stage."""
+        unkeyed: dict[str, Any] = {"model": model.json()}
+        after = [key]
+        if stage == "quantize":
+            ranges = self._calibrated(parameters, model, key)
+            unkeyed["ranges"], after = str(ranges.folder), [ranges.key]
+        done = self.steps.run(
+            stage,
+            f"compressor.stages.{stage}:run",
+            parameters,
+            unkeyed=unkeyed,
+            after=after,
+            expected={**model.json(), "path": "model.onnx"},
+            estimate=3.0,
+            what=", ".join(str(value) for value in parameters.values() if isinstance(value, str)),
+        )
+        return Model.of(done.value, done.folder), done.key
+
+    def _calibrated(self, parameters: dict[str, Any], model: Model, key: str) -> Done:
+        """What was observed of the activations, in one pass for all observers."""
+        if not self.data.calibration:
+            raise UsageError("the recipe quantizes, which needs data: pass --data or --calib-data")
+        n = self.data.calibration["n"]
+        return self.steps.run(
+            "calibrate",
+            "compressor.stages.quantize:calibrate",
+            {"scheme": parameters["scheme"]},
+            unkeyed={"model": model.json(), "data": self.data.calibration},
+            after=[key, *self.data.key("calibration")],
+            expected={},
+            estimate=self._pass_seconds(n, 2.0),
+            what=f"{n} samples through the float graph",
+        )
+
+    def _exported(self, model: Model, key: str, target: Target, recipe: Recipe) -> _Engine:
+        """The engine, run over the evaluation data."""
+        exported = self.steps.run(
+            f"export-{target.folder}",
+            f"exporters.{target.runtime}:export",
+            {"target": str(target)},
+            unkeyed={"model": model.json()},
+            after=[key],
+            expected={"file": "model.onnx"},
+            estimate=1.0,
+        )
+        engine = _Engine(target, recipe, model, exported)
+        if not self.data.evaluation:
+            return engine
+        n = self.data.evaluation["n"]
+        outputs = self.steps.run(
+            f"run-{target.folder}",
+            "serving.accuracy:run_engine",
+            {"runtime": target.runtime, "device": target.device},
+            unkeyed={"engine": engine.path, "data": self.data.evaluation, "threads": _cores()},
+            after=[exported.key, *self.data.key("evaluation")],
+            measured=True,
+            expected={},
+            estimate=self._pass_seconds(n, 1.0),
+            what=f"{n} evaluation samples on the engine",
+        )
+        return replace(engine, outputs=outputs)
+
+    def _compared(self, baseline: _Engine, engine: _Engine) -> dict[str, Any]:
+        """Metric, drop and agreement of an engine, measured on the engine."""
+        if not (engine.outputs and baseline.outputs):
+            return {}
+        done = self.steps.run(
+            "compare",
+            "serving.accuracy:compare",
+            {"metric": self.options.metric, "max_drop": self.options.max_drop},
+            unkeyed={
+                "baseline": str(baseline.outputs.folder),
+                "candidate": str(engine.outputs.folder),
+                "data": self.data.evaluation,
+                "labelled": self.data.labelled,
+            },
+            fresh=True,  # a metric may be the user's own code
+            writes=False,
+            expected={},
+            estimate=1.0,
+        )
+        return dict(done.value)
+
+    def _layers(self, engine: _Engine) -> list[dict[str, Any]]:
+        """Per layer SQNR of the quantized graph against the float one."""
+        if not engine.model.facts.get("quantized"):
+            return []
+        done = self.steps.run(
+            "diagnose",
+            "compressor.stages.quantize:diagnose",
+            {},
+            unkeyed={
+                "model": self.model.json(),
+                "quantized": engine.model.json(),
+                "data": self.data.calibration,
+            },
+            after=[engine.exported.key],
+            expected={"layers": []},
+            estimate=self._pass_seconds(64, 2.0),
+            what="float and quantized graph side by side",
+        )
+        return list(done.value["layers"])
+
+    def _pass_seconds(self, samples: int, factor: float) -> float | None:
+        """A guess at the time of a pass over data, from the model's multiply-accumulates if known."""
+        macs = self.source.facts.get("macs")
+        return None if macs is None else 1.0 + samples * factor * macs / 8e9
+
+    # ---------------------------------------------------------------- proof
+
+    def _rows(self, engines: list[tuple[_Engine, dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The report's rows for the engines of one runtime and device, baseline first."""
+        latencies = self._latency([engine for engine, _ in engines])
+        rows: list[dict[str, Any]] = []
+        for (engine, comparison), latency in zip(engines, latencies, strict=True):
+            proof = self._proof(engine)
+            if not self.steps.planning:
+                rows.append(_row(engine, comparison, latency, proof, candidate=bool(rows)))
+        return rows
+
+    def _latency(self, engines: list[_Engine]) -> list[dict[str, Any] | None]:
+        """Interleaved latency of all engines of one runtime and device against the first one."""
+        if not self.options.bench:
+            self.steps.note("latency was not measured (--bench 0)")
+        if not self.options.bench or not self.data.evaluation:
+            return [None] * len(engines)
+        target, seconds = engines[0].target, self.options.bench * len(engines)
+        done = self.steps.run(
+            f"latency-{target.runtime}-{target.device}",
+            "serving.bench:latency",
+            {
+                "runtime": target.runtime,
+                "device": target.device,
+                "threads": self.options.threads,
+                "batches": [1],
+                "seconds": seconds,
+                "seed": self.options.seed,
+            },
+            unkeyed={"engines": [engine.path for engine in engines], "data": self.data.evaluation},
+            fresh=True,
+            expected={"engines": [None] * len(engines)},
+            estimate=seconds,
+            threads=self.options.threads,
+            what="interleaved with the float engine and an A/A control",
+        )
+        return list(done.value["engines"])
+
+    def _proof(self, engine: _Engine) -> dict[str, Any]:
+        """What really runs in which precision, the engine against its simulation, and memory."""
+        if not self.data.evaluation:
+            return {"precision": None, "simulation_gap": None, "memory": None}
+        tasks = {"precision": "serving.accuracy:precision", "memory": "serving.bench:memory"}
+        if engine.model.facts.get("quantized"):
+            tasks["simulation_gap"] = "serving.accuracy:simulation_gap"
+        values: dict[str, Any] = {"simulation_gap": None}
+        for name, task in tasks.items():
+            values[name] = self.steps.run(
+                name,
+                task,
+                {"runtime": engine.target.runtime, "device": engine.target.device, "threads": 1},
+                unkeyed={"engine": engine.path, "data": self.data.evaluation},
+                after=[engine.exported.key, *self.data.key("evaluation")],
+                measured=True,
+                fresh=name == "memory",
+                writes=False,
+                expected={},
+                estimate=2.0,
+            ).value
+        return values
+
+
+def _row(
+    engine: _Engine,
+    comparison: dict[str, Any],
+    latency: dict[str, Any] | None,
+    proof: dict[str, Any],
+    *,
+    candidate: bool,
+) -> dict[str, Any]:
+    """An engine as the report shows it."""
+    return {
+        "target": str(engine.target),
+        "role": "candidate" if candidate else "baseline",
+        "recipe": engine.recipe.json(),
+        "source": engine.path,
+        "sha256": engine.exported.value["sha256"],
+        "size_bytes": engine.exported.value["size_bytes"],
+        "metric": comparison.get("metric"),
+        "metric_reason": comparison.get("metric_reason"),
+        "drop": comparison.get("drop") if candidate else None,
+        "agreement": comparison.get("agreement") if candidate else None,
+        "latency": latency,
+        "cpu_ms": latency and latency["cpu_ms"],
+        "precision": proof["precision"],
+        "simulation_gap": proof["simulation_gap"],
+        "peak_rss_bytes": proof["memory"] and proof["memory"]["peak_rss_bytes"],
+        "quantization": engine.model.facts,
+        "inputs": [asdict(spec) for spec in engine.model.inputs],
+        "outputs": [asdict(spec) for spec in engine.model.outputs],
+        "preprocess": engine.model.preprocess,
+        "recommended": False,
+    }
+
+
+def _rung(target: Target, rung: Rung, chosen: bool) -> dict[str, Any]:
+    return {
+        "target": str(target),
+        "name": rung.recipe.name,
+        "what": rung.recipe.what,
+        "metric": rung.comparison.get("metric"),
+        "drop": rung.comparison.get("drop"),
+        "sqnr_db": (rung.comparison.get("agreement") or {}).get("sqnr_db"),
+        "seconds": round(rung.seconds, 2),
+        "kept": chosen,
+    }
+
+
+def _metric(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    metric = rows[0]["metric"] if rows else None
+    return metric and {"name": metric["name"], "higher_is_better": metric["higher_is_better"]}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
