@@ -1,0 +1,119 @@
+"""Where a quantized graph loses accuracy: signal-to-noise of every layer, against the float graph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor import events
+from compressor.errors import DataError
+from compressor.quantization.activations import (
+    Activations,
+    Array,
+    Batches,
+    Sample,
+    instrument,
+    samples,
+    unusable,
+)
+from compressor.quantization.observers.statistics import LIMIT
+
+__all__ = ["COMPUTE", "compare", "diagnose", "sqnr"]
+
+COMPUTE = (
+    "Conv",
+    "ConvTranspose",
+    "Gemm",
+    "MatMul",
+    "Einsum",
+    "LSTM",
+    "GRU",
+    "RNN",
+    "Attention",
+)
+_CAP = 200.0  # dB; what stands for equal, and for nothing but noise
+
+
+def diagnose(
+    model: dict[str, Any], quantized: dict[str, Any], data: dict[str, Any], folder: str, samples: int = 32
+) -> dict[str, Any]:
+    """The task: SQNR of each compute layer's output over the first usable `samples` samples.
+
+    Returns `layers`, a list in the graph's order of `name` and `op` of the node, `tensor` (its output)
+    and `sqnr_db`, and `samples`. The quantized graph runs with all optimizations off, as a float
+    simulation of its Q/DQ pairs. Errors add up along the graph: a layer is to blame where the figure
+    falls, not where it is low.
+    """
+    import onnx
+
+    from compressor.data import stream
+    from compressor.quantization import graph
+
+    batches = ((batch.indices, batch.inputs) for batch in stream(data))
+    prepared = graph.prepare(Path(model["path"]))
+    return compare(prepared, onnx.load(quantized["path"]), batches, Path(folder), samples)
+
+
+def compare(
+    reference: Any, quantized: Any, batches: Batches, folder: Path, limit: int = 32
+) -> dict[str, Any]:
+    """As `diagnose`, for two `onnx.ModelProto`s whose tensors bear the same names."""
+    made = {name for node in quantized.graph.node for name in node.output}
+    layers = [node for node in reference.graph.node if node.op_type in COMPUTE and node.output[0] in made]
+    tensors = [node.output[0] for node in layers]
+    pair = []
+    for name, model, exact in (("float", reference, False), ("quantized", quantized, True)):
+        path = folder / f"diagnose-{name}.onnx"
+        instrument(model, tensors, path)
+        pair.append(Activations(path, tensors, exact=exact))
+        path.unlink()
+    sums = {tensor: np.zeros(2) for tensor in tensors}
+    count = _accumulate(pair[0], pair[1], _usable(batches, limit), sums, limit)
+    if not count:
+        raise DataError("diagnosis: no sample is free of NaN and Inf; mend the data")
+    return {
+        "samples": count,
+        "layers": [
+            {"name": node.name, "op": node.op_type, "tensor": tensor, "sqnr_db": sqnr(*sums[tensor])}
+            for node, tensor in zip(layers, tensors, strict=True)
+        ],
+    }
+
+
+def sqnr(signal: float, noise: float) -> float:
+    """10 log10(signal / noise) for sums of squares, within ±200 dB; 0 noise is 200, 0 signal alone -200."""
+    if noise <= 0:
+        return _CAP
+    if signal <= 0:
+        return -_CAP
+    return max(-_CAP, min(_CAP, 10 * (math.log10(signal) - math.log10(noise))))
+
+
+def _usable(batches: Batches, limit: int) -> Iterator[Sample]:
+    clean = (sample for sample in samples(batches) if not unusable(sample))
+    return itertools.islice(clean, limit)
+
+
+def _accumulate(
+    reference: Activations, other: Activations, found: Iterator[Sample], sums: dict[str, Array], total: int
+) -> int:
+    """Add up squares of signal and noise; one layer's pair of tensors is compared at a time."""
+    count = 0
+    for count, unit in enumerate(reference.units(found), 1):
+        for (tensor, wanted), (_, got) in zip(reference.run(unit), other.run(unit), strict=True):
+            sums[tensor] += _squares(wanted, got)
+        events.progress("diagnosis", count, total)
+    return count
+
+
+def _squares(wanted: Array, got: Array) -> Array:
+    """Sums of squares of the signal and of the noise, over the elements that both hold finite."""
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    both = (np.abs(wanted) < LIMIT) & (np.abs(got) < LIMIT)
+    signal, noise = wanted[both], (wanted - got)[both]
+    return np.array([signal @ signal, noise @ noise])
