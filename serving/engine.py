@@ -1,5 +1,6 @@
 """An engine on disk: its file and, beside it, `engine.json`, which says what it is and how it did.
 
+An engine that stands alone under a name of the user's has its manifest in `NAME.json`.
 Loading needs numpy and the engine's runtime, nothing else.
 """
 
@@ -8,12 +9,14 @@ from __future__ import annotations
 import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compressor import events, plugins
 from compressor.errors import ModelFileError, UnsupportedError
 from compressor.store import file_digest, write_json
-from serving.runtimes import Session
+
+if TYPE_CHECKING:
+    from serving.runtimes import Session
 
 __all__ = ["MANIFEST", "MANIFEST_VERSION", "load_engine", "read_manifest", "write_manifest"]
 
@@ -50,7 +53,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> Path:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check an `engine.json`; raises `ModelFileError` or, when it is newer, `UnsupportedError`."""
     try:
-        manifest = json.loads(path.read_text())
+        manifest: dict[str, Any] = json.loads(path.read_text())
     except OSError as error:
         raise ModelFileError(f"{path}: the manifest cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -71,7 +74,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def load_engine(path: str | Path, *, device: str | None = None, threads: int = 1) -> Session:
-    """Open an engine: its folder, its `engine.json`, or its file.
+    """Open an engine: its folder, its manifest, or its file.
 
     `device` None takes the manifest's. The hashes of the engine's files are compared with the manifest
     beside it; an engine that differs from its manifest is not loaded (`ModelFileError`). An engine file
@@ -91,14 +94,16 @@ def load_engine(path: str | Path, *, device: str | None = None, threads: int = 1
 def _find(path: Path) -> tuple[Path, dict[str, Any] | None]:
     if path.is_dir():
         path = path / MANIFEST
-    if path.name == MANIFEST:
-        manifest = read_manifest(path)
-        return path.with_name(manifest["file"]), manifest
+    if path.suffix == ".json":
+        named = read_manifest(path)
+        return path.with_name(named["file"]), named
     if not path.is_file():
         raise ModelFileError(f"{path}: there is no such engine")
-    beside = path.with_name(MANIFEST)
-    manifest = read_manifest(beside) if beside.is_file() else None
-    return path, manifest if manifest and manifest["file"] == path.name else None
+    for beside in (path.with_name(path.name + ".json"), path.with_name(MANIFEST)):
+        manifest = read_manifest(beside) if beside.is_file() else None
+        if manifest and manifest["file"] == path.name:
+            return path, manifest
+    return path, None
 
 
 def _verify(file: Path, digest: str) -> None:

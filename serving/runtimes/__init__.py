@@ -1,20 +1,23 @@
-"""One file a runtime: from an engine file to a session, arrays in, arrays out."""
+"""One file a runtime: from an engine file to a session, arrays in, arrays out.
+
+Importing these modules imports neither numpy nor a runtime; opening a session does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from compressor.errors import DataError
 from compressor.model import TensorSpec
 
-__all__ = ["Array", "Feeds", "Session", "check_feeds"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Array = NDArray[Any]
-Feeds = Mapping[str, Array]
+    Array = NDArray[Any]
+    Feeds = Mapping[str, Array]
+
+__all__ = ["Session", "check_feeds"]
 
 
 class Session(Protocol):
@@ -55,7 +58,7 @@ def _names_differ(wanted: set[str], given: set[str]) -> str:
 
 
 def _check_array(spec: TensorSpec, array: Array) -> None:
-    if not isinstance(array, np.ndarray):
+    if not hasattr(array, "dtype"):
         raise DataError(f"input '{spec.name}' must be a numpy array, not {type(array).__name__}")
     if array.dtype.name != spec.dtype:
         raise DataError(f"input '{spec.name}' must be {spec.dtype}, not {array.dtype.name}")

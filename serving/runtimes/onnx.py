@@ -8,15 +8,18 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor.errors import ModelFileError, UnsupportedError
 from compressor.model import TensorSpec
-from serving.runtimes import Array, Feeds, check_feeds
+from serving.runtimes import check_feeds
 
 if TYPE_CHECKING:
     import onnxruntime
+
+    from serving.runtimes import Array, Feeds
 
 __all__ = [
     "DESCRIPTION",
@@ -42,19 +45,20 @@ _FATAL_ONLY = 4
 
 def available() -> str | None:
     """Why ONNX Runtime cannot be used here; None when it can."""
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        return f"onnxruntime cannot be imported ({error}); install it with: pip install onnxruntime"
+    if find_spec(PACKAGE) is None:
+        return "the package onnxruntime is not installed; install it with: pip install onnxruntime"
     return None
 
 
 def devices() -> tuple[str, ...]:
-    """The devices on which a session can be asked for here: "cpu", and "cuda" beside a GPU and its driver."""
-    import onnxruntime
+    """The devices on which a session can be asked for here: "cpu", and "cuda" beside a GPU and its driver.
 
-    built_in = onnxruntime.get_available_providers()
-    return ("cpu", "cuda") if _PROVIDERS["cuda"] in built_in and _gpus() else ("cpu",)
+    Nothing is imported to find out.
+    """
+    spec = find_spec(PACKAGE)
+    folder = Path(spec.origin).parent if spec and spec.origin else Path()
+    built_for_cuda = any(folder.glob("capi/*onnxruntime_providers_cuda*"))
+    return ("cpu", "cuda") if built_for_cuda and _gpus() else ("cpu",)
 
 
 def _gpus() -> int:

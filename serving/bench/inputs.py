@@ -1,0 +1,86 @@
+"""What engines are timed on: a few batches of the asked size, from real samples where there are any."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compressor.errors import DataError, UnsupportedError
+from compressor.model import TensorSpec
+
+if TYPE_CHECKING:
+    from serving.runtimes import Array
+
+__all__ = ["batches_of", "fixed_batch", "specs_of"]
+
+_ROTATING = 8
+_MOST_BYTES = 64 << 20
+
+
+def specs_of(data: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    """The inputs that a data reference is bound to."""
+    return tuple(TensorSpec.of(spec) for spec in data["inputs"])
+
+
+def fixed_batch(specs: tuple[TensorSpec, ...]) -> int | None:
+    """The batch size that the engine is bound to, None when it takes any."""
+    sizes = {spec.shape[0] for spec in specs if spec.shape}
+    fixed = {size for size in sizes if isinstance(size, int)}
+    return min(fixed) if len(fixed) == 1 and len(sizes) == 1 else None
+
+
+def batches_of(data: dict[str, Any], size: int, seed: int = 0) -> list[dict[str, Array]]:
+    """Up to 8 batches of `size` samples from a data reference, in its order.
+
+    Samples are used again where there are too few. A reference whose "source" is None gives made-up
+    values: normal for floats, zeros and ones for integers (valid as token ids and masks).
+    """
+    if data.get("source") is None:
+        return _made_up(specs_of(data), size, seed)
+    samples = _samples(data, size * _ROTATING)
+    count = len(next(iter(samples.values())))
+    sample_bytes = sum(array.nbytes for array in samples.values()) / count
+    rounds = max(1, min(_ROTATING, count // size, int(_MOST_BYTES / (sample_bytes * size))))
+    places = [np.arange(start * size, (start + 1) * size) % count for start in range(rounds)]
+    return [{name: np.ascontiguousarray(array[at]) for name, array in samples.items()} for at in places]
+
+
+def _samples(data: dict[str, Any], wanted: int) -> dict[str, Array]:
+    from compressor.data import stream
+
+    parts: list[dict[str, Array]] = []
+    count, shapes = 0, None
+    for batch in stream(data):
+        inputs = {name: np.asarray(array) for name, array in batch.inputs.items()}
+        here = {name: array.shape[1:] for name, array in inputs.items()}
+        if shapes is not None and here != shapes:
+            break  # samples of another length: one timing is of one shape
+        shapes = here
+        parts.append(inputs)
+        count += len(batch.indices)
+        if count >= wanted or sum(array.nbytes for part in parts for array in part.values()) > _MOST_BYTES:
+            break
+    if not parts:
+        raise DataError(f"{data['source']}: there are no samples to time engines on")
+    return {name: np.concatenate([part[name] for part in parts])[:wanted] for name in parts[0]}
+
+
+def _made_up(specs: tuple[TensorSpec, ...], size: int, seed: int) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(seed)
+    return [{spec.name: _values(spec, size, rng) for spec in specs} for _ in islice(range(_ROTATING), 2)]
+
+
+def _values(spec: TensorSpec, size: int, rng: np.random.Generator) -> Array:
+    free = [name for name in spec.shape[1:] if isinstance(name, str)]
+    if free:
+        raise UnsupportedError(
+            f"input '{spec.name}' has the free dimension '{free[0]}', so made-up inputs have no size; "
+            "pass --data with real samples"
+        )
+    shape = tuple(size if axis == 0 else int(length) for axis, length in enumerate(spec.shape))
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind == "f":
+        return rng.normal(size=shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
