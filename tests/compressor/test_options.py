@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import UsageError
+from compressor.options import Options, from_toml
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"calib": 0},
+        {"batch": 0},
+        {"threads": -1},
+        {"bench": -1.0},
+        {"max_drop": -0.1},
+        {"max_drop": float("nan")},
+    ],
+)
+def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        Options("m.onnx", **wrong)  # type: ignore[arg-type]
+
+
+def test_folder_follows_out_and_work() -> None:
+    assert Options("a/m.onnx").folder == Path("m-compressed")
+    assert Options("m.onnx", out="here").folder == Path("here")
+    assert Options("m.onnx", out="a/small.onnx").folder == Path("a/small.onnx.work")
+    assert Options("m.onnx", out="a/small.onnx", work="w").folder == Path("w")
+
+
+def test_one_file_takes_one_target() -> None:
+    with pytest.raises(UsageError, match="2 targets"):
+        Options("m.onnx", target=("int8", "fp32"), out="small.onnx")
+
+
+def test_toml_beside_the_model_names_files_relative_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "digits.npz").touch()
+    (tmp_path / "net.py").touch()
+    (tmp_path / "compress.toml").write_text(
+        'data = "digits.npz:test"\narch = "net:Net"\nmax-drop = 1\ntarget = "int8"\ninput = ["x=?x3"]\nout = "o"\n'
+    )
+    options, path = from_toml(str(tmp_path / "model.pt"))
+    assert path == tmp_path / "compress.toml"
+    assert options == {
+        "data": f"{tmp_path / 'digits.npz'}:test",
+        "arch": f"{tmp_path / 'net.py'}:Net",
+        "max_drop": 1,
+        "target": ("int8",),
+        "input": ("x=?x3",),
+        "out": str(tmp_path / "o"),
+    }
+
+
+def test_a_module_of_the_environment_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text('arch = "torchvision.models:resnet18"\n')
+    assert from_toml(str(tmp_path / "m.pt"))[0] == {"arch": "torchvision.models:resnet18"}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("colour = 1", "colour"),
+        ('batch = "many"', "batch"),
+        ("batch = true", "batch"),
+        ("a =", "compress.toml"),
+    ],
+)
+def test_what_is_wrong_in_the_table_is_named(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "compress.toml").write_text(text)
+    with pytest.raises(UsageError, match=named):
+        from_toml(str(tmp_path / "m.pt"))
