@@ -1,0 +1,98 @@
+"""A data reference as batches that are named, typed and shaped as the model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor import events
+from compressor.data._match import fixed_batch, match, whole
+from compressor.data._source import open_dataset
+from compressor.data._types import Batch, DataOptions, Dataset
+from compressor.errors import DataError
+from compressor.model import TensorSpec
+
+__all__ = ["Binder", "stream"]
+
+
+def stream(data: dict[str, Any], start: int = 0) -> Iterator[Batch]:
+    """The samples of a data reference (see docs/architecture.md), from number `start` of its indices on.
+
+    A batch has `data["batch"]` samples, or fewer at the end; a model with a fixed batch of k gets k at a
+    time, and what is left over at the end (or, if the source gives its own batches, of each of those) is left
+    out with a warning. Memory does not depend on the number of samples. Raises `DataError` if the data
+    do not fit or a sample cannot be read.
+    """
+    inputs = tuple(TensorSpec.of(spec) for spec in data["inputs"])
+    dataset = open_dataset(data["source"], DataOptions(data.get("preprocess"), inputs))
+    indices = np.load(data["indices"], allow_pickle=False) if data.get("indices") else None
+    if start:
+        indices = (dataset.usable if indices is None else indices)[start:]
+    binder = Binder.of(dataset, inputs, data.get("binding"))
+    fixed = binder.batch
+    left = 0
+    given = 0
+    for batch in dataset.batches(indices, fixed or int(data["batch"])):
+        if fixed and len(batch.indices) < fixed:
+            left += len(batch.indices)
+            continue
+        given += len(batch.indices)
+        yield binder.bind(batch)
+    _say_left(left, given, fixed, start)
+
+
+def _say_left(left: int, given: int, fixed: int | None, start: int) -> None:
+    if left and not given and not start:
+        raise DataError(
+            f"the model takes {fixed} samples at a time, but there are only {left} in a batch; give more"
+        )
+    if left:
+        events.warn(f"the model takes {fixed} samples at a time: {left} left over at the end are not used")
+
+
+class Binder:
+    """Turns batches as the source names and types them into batches as the model does."""
+
+    def __init__(
+        self, arrays: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], binding: dict[str, str]
+    ):
+        known = {array.name: array for array in arrays}
+        self.binding = binding
+        self.batch = fixed_batch(arrays, inputs, binding)
+        self._inputs = inputs
+        self._alone = {spec.name for spec in inputs if whole(known[binding[spec.name]], spec)}
+
+    @classmethod
+    def of(cls, dataset: Dataset, inputs: tuple[TensorSpec, ...], binding: dict[str, str] | None) -> Binder:
+        """For a dataset; the binding is found by `match` if it is not given."""
+        return cls(dataset.arrays, inputs, binding or match(dataset.arrays, inputs))
+
+    def bind(self, batch: Batch) -> Batch:
+        """Arrays under the inputs' names, C-contiguous, in the inputs' dtypes."""
+        inputs = {
+            spec.name: self._value(batch.inputs[self.binding[spec.name]], spec) for spec in self._inputs
+        }
+        return Batch(inputs, batch.labels, batch.indices)
+
+    def _value(self, array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+        if spec.name in self._alone:
+            array = array[0]
+        return _cast(np.asarray(array), spec)
+
+
+def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    try:
+        dtype = np.dtype(spec.dtype)
+    except TypeError as error:
+        raise DataError(f"input {spec} has a dtype that data cannot be made in") from error
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
+        low, high, limits = array.min(), array.max(), np.iinfo(dtype)
+        if low < limits.min or high > limits.max:
+            raise DataError(
+                f"the data for input {spec} go from {low} to {high}, which does not fit into {dtype}"
+            )
+    with np.errstate(over="ignore"):  # a value too large becomes infinite, and that is looked for
+        return np.asarray(array, dtype, order="C")
