@@ -1,0 +1,306 @@
+"""The rules that turn measurements into a verdict per candidate and a recommendation.
+
+1. An engine may be recommended if its accuracy is not known to be lost. With a budget that means: its
+   drop is not "broken". Without a budget: the drop's interval reaches down to 1 % of the float metric
+   (the line that MLPerf Inference draws at 99 % of FP32). Without labels: at least 90 % of the
+   predictions, or 10 dB of the outputs where there are no classes, agree with the float engine.
+2. A candidate must also be faster than the float engine on its runtime: the interval of the speed
+   ratio lies above 1.02. A float baseline needs no such proof.
+3. The fastest of these is recommended. Within a runtime the paired ratio orders them; runtimes are
+   compared through the latency of their baselines. Within 2 % of the fastest, the smallest drop wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from compressor.report.text import amount, between, decibels, milliseconds, percent, ratio, unit
+
+__all__ = ["Verdicts", "judge", "speed_class", "verdicts"]
+
+FASTER, SLOWER = 1.02, 0.98
+SHARE_INT8 = 0.9
+TOLERATED = 0.01
+AGREEMENT, AGREEMENT_DB = 0.9, 10.0
+
+Data = Mapping[str, Any]
+
+
+class Verdicts(NamedTuple):
+    """`headline` for the top of the page, `lines` per candidate, `recommended` target or None."""
+
+    headline: str
+    lines: list[dict[str, str]]
+    recommended: str | None
+
+
+def judge(data: dict[str, Any]) -> None:
+    """Fill in `headline`, `verdict` and every engine's `recommended`, in place, from the measurements."""
+    found = verdicts(data)
+    data.update(headline=found.headline, verdict=found.lines)
+    for engine in data["engines"]:
+        engine["recommended"] = engine["target"] == found.recommended
+
+
+def verdicts(data: Data) -> Verdicts:
+    """Apply the rules to report data (its `engines`, `metric`, `max_drop` and `data` are read)."""
+    engines: Sequence[Data] = data["engines"]
+    chosen = _recommended(data)
+    lines = [
+        {"target": engine["target"], "text": _line(data, engine, chosen)}
+        for engine in engines
+        if engine["role"] == "candidate"
+    ]
+    return Verdicts(_headline(data, chosen), lines, chosen["target"] if chosen else None)
+
+
+def speed_class(engine: Data) -> str | None:
+    """Against the float engine of its runtime: faster, slower, same, undecided; None: not compared."""
+    speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
+    if not speed:
+        return None
+    if speed["low"] is None or speed["high"] is None:
+        return "undecided"
+    if speed["low"] > FASTER:
+        return "faster"
+    if speed["high"] < SLOWER:
+        return "slower"
+    return "same" if speed["low"] >= SLOWER and speed["high"] <= FASTER else "undecided"
+
+
+def _recommended(data: Data) -> Data | None:
+    eligible = [
+        (time, engine)
+        for engine in data["engines"]
+        if (time := _sample_ms(data, engine)) is not None
+        and _accurate(data, engine)
+        and (engine["role"] == "baseline" or speed_class(engine) == "faster")
+    ]
+    if not eligible:
+        return None
+    fastest = min(time for time, _ in eligible)
+    near = [(_drop_value(engine), time, engine) for time, engine in eligible if time <= fastest * FASTER]
+    return min(near, key=lambda item: item[:2])[2]
+
+
+def _baseline(data: Data, engine: Data) -> Data | None:
+    """The float engine on the same runtime and device."""
+    place = engine["target"].split(":")[1:]
+    same = [
+        other
+        for other in data["engines"]
+        if other["role"] == "baseline" and other["target"].split(":")[1:] == place
+    ]
+    return same[0] if same else None
+
+
+def _sample_ms(data: Data, engine: Data) -> float | None:
+    """Milliseconds per sample; a candidate's come from its baseline's and the paired ratio."""
+    if not engine["latency"]:
+        return None
+    anchor = _baseline(data, engine)
+    speed = engine["latency"]["ratio_to_baseline"]
+    if speed and anchor and anchor["latency"]:
+        return float(anchor["latency"]["p50_ms"] / anchor["latency"]["batch"] / speed["value"])
+    return float(engine["latency"]["p50_ms"] / engine["latency"]["batch"])
+
+
+def _drop_value(engine: Data) -> float:
+    return float(engine["drop"]["value"]) if engine["drop"] else 0.0
+
+
+def _accurate(data: Data, engine: Data) -> bool:
+    return (engine["role"] == "baseline" and not engine["drop"]) or _doubt(data, engine) is None
+
+
+def _doubt(data: Data, engine: Data) -> str | None:
+    """Why the accuracy of an engine forbids to recommend it; None: it does not."""
+    drop = engine["drop"]
+    if drop and drop["verdict"]:
+        return "the accuracy budget is broken" if drop["verdict"] == "broken" else None
+    if drop:
+        return _loss_without_budget(data, engine)
+    agreement = engine["agreement"] or {"top1": None, "sqnr_db": None}
+    if agreement["top1"] is not None:
+        if agreement["top1"] >= AGREEMENT:
+            return None
+        return f"its predictions agree with float on less than {percent(AGREEMENT)}"
+    if agreement["sqnr_db"] is None:
+        return "its accuracy was not measured"
+    if agreement["sqnr_db"] >= AGREEMENT_DB:
+        return None
+    return f"its outputs are within less than {decibels(AGREEMENT_DB)} of float"
+
+
+def _loss_without_budget(data: Data, engine: Data) -> str | None:
+    anchor, drop = _baseline(data, engine), engine["drop"]
+    reference = (anchor and anchor["metric"]) or engine["metric"]
+    surely = drop["value"] if drop["low"] is None else drop["low"]
+    if reference is None or surely <= TOLERATED * abs(reference["value"]):
+        return None
+    return "it surely loses more than 1 % of the float accuracy (no --max-drop was given)"
+
+
+def _line(data: Data, engine: Data, chosen: Data | None) -> str:
+    facts = [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
+    return f"{'; '.join(fact for fact in facts if fact)}. {_conclusion(data, engine, chosen)}"
+
+
+def _speed(engine: Data) -> str:
+    if not engine["latency"]:
+        return "latency not measured"
+    speed = engine["latency"]["ratio_to_baseline"]
+    if not speed:
+        return "latency not compared with float"
+    bounds = f" ({_bounds(speed)})" if speed["low"] is not None and speed["high"] is not None else ""
+    words = {
+        "faster": f"{ratio(speed['value'])} the speed of float{bounds}",
+        "slower": f"slower than float: {ratio(speed['value'])} its speed{bounds}",
+        "same": f"as fast as float: {ratio(speed['value'])}{bounds}",
+        "undecided": f"speed against float undecided: {ratio(speed['value'])}{bounds}",
+    }
+    return words[speed_class(engine) or "undecided"] + _noise(engine)
+
+
+def _bounds(speed: Data) -> str:
+    return f"{milliseconds(speed['low'])}–{milliseconds(speed['high'])}"
+
+
+def _noise(engine: Data) -> str:
+    """Say where the A/A control of the measurement is as wide as the effect that is claimed."""
+    noise, speed = engine["latency"]["aa_noise"], engine["latency"]["ratio_to_baseline"]
+    if not noise or noise["low"] is None or noise["high"] is None or speed_class(engine) == "same":
+        return ""
+    if noise["low"] <= speed["value"] <= noise["high"]:
+        return f", within the noise of this machine (float against itself: {_bounds(noise)})"
+    return ""
+
+
+def _size(data: Data, engine: Data) -> str:
+    anchor = _baseline(data, engine)
+    if not anchor or not engine["size_bytes"] or not anchor["size_bytes"]:
+        return ""
+    factor = anchor["size_bytes"] / engine["size_bytes"]
+    if factor >= FASTER:
+        return f"{ratio(factor)} smaller"
+    return "no smaller" if factor >= SLOWER else f"{ratio(1 / factor)} larger"
+
+
+def _accuracy(data: Data, engine: Data) -> str:
+    drop = engine["drop"]
+    if not drop:
+        return f"accuracy unknown (no labels){_agreement(engine)}"
+    bounds = between(drop["low"], drop["high"])
+    points = " points" if unit(data["metric"]) == "%" else ""
+    name = data["metric"]["name"] if data["metric"] else "accuracy"
+    moved = "drop" if not data["metric"] or data["metric"]["higher_is_better"] else "rise"
+    text = f"{name} {moved} {amount(drop['value'])}{points}" + (f" ({bounds})" if bounds else "")
+    budget = amount(data["max_drop"]) + points if data["max_drop"] is not None else ""
+    samples = data["data"]["evaluation"]["n"] if data["data"]["evaluation"] else 0
+    words = {
+        "kept": f", budget of {budget} kept",
+        "broken": f", budget of {budget} broken",
+        "undecided": f", budget of {budget} undecided: {samples} samples are too few to tell",
+    }
+    return text + (words[drop["verdict"]] if drop["verdict"] and budget else "")
+
+
+def _agreement(engine: Data) -> str:
+    agreement = engine["agreement"]
+    if not agreement:
+        return ""
+    parts = []
+    if agreement["top1"] is not None:
+        parts.append(f"{percent(agreement['top1'])} of predictions agree with float")
+    if agreement["sqnr_db"] is not None:
+        parts.append(f"SQNR {decibels(agreement['sqnr_db'])}")
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _caveats(engine: Data) -> list[str]:
+    caveats = []
+    precision = engine["precision"]
+    if engine["target"].startswith("int8") and precision and precision["share_int8"] < SHARE_INT8:
+        caveats.append(f"only {percent(precision['share_int8'])} of the compute runs in int8")
+    if _kernels_lose_more(engine):
+        gap = decibels(engine["simulation_gap"]["sqnr_db"])
+        caveats.append(
+            f"the kernels lose more than quantization itself ({gap} against the simulation of the same "
+            "file), as when int8 sums saturate on a CPU without VNNI"
+        )
+    return caveats
+
+
+def _kernels_lose_more(engine: Data) -> bool:
+    """Of the engine's error power, more than half (3 dB) stands between it and its own simulation."""
+    gap, agreement = engine["simulation_gap"], engine["agreement"]
+    if not gap or not agreement or gap["sqnr_db"] is None or agreement["sqnr_db"] is None:
+        return False
+    return bool(gap["sqnr_db"] < agreement["sqnr_db"] + 3)
+
+
+def _conclusion(data: Data, engine: Data, chosen: Data | None) -> str:
+    if chosen is engine:
+        return "Recommended." if engine["drop"] else "Recommended as far as agreement tells."
+    doubt = _doubt(data, engine)
+    reasons = [doubt] if doubt else []
+    kind = speed_class(engine)
+    words = {
+        "slower": "it is slower than float",
+        "same": "it is no faster than float",
+        "undecided": "its speed-up is not proven",
+        None: "its speed was not compared with float",
+    }
+    if kind != "faster":
+        reasons.append(words[kind])
+    if not reasons and chosen:
+        reasons = [f"{chosen['target']} is {_better(data, chosen, engine)}"]
+    return f"Not recommended: {' and '.join(reasons)}."
+
+
+def _better(data: Data, chosen: Data, engine: Data) -> str:
+    faster = (_sample_ms(data, chosen) or 0) < (_sample_ms(data, engine) or 0)
+    words = ["faster"] if faster else ["as fast"]
+    comparable = (chosen["drop"] or chosen["role"] == "baseline") and engine["drop"]
+    words += ["more accurate"] if comparable and _drop_value(chosen) < _drop_value(engine) else []
+    return " and ".join(words)
+
+
+def _headline(data: Data, chosen: Data | None) -> str:
+    candidates = [engine for engine in data["engines"] if engine["role"] == "candidate"]
+    if not candidates:
+        return "No compressed engine was made."
+    broken = all(engine["drop"] and engine["drop"]["verdict"] == "broken" for engine in candidates)
+    opening = "The accuracy budget is broken. " if broken and data["max_drop"] is not None else ""
+    if chosen is None:
+        return opening + _no_choice(data, candidates)
+    if chosen["role"] == "candidate":
+        facts = [_speed(chosen), _size(data, chosen), _accuracy(data, chosen), *_caveats(chosen)]
+        return f"{opening}Use {chosen['target']}: {'; '.join(fact for fact in facts if fact)}."
+    return opening + _keep_float(data, chosen, candidates)
+
+
+def _no_choice(data: Data, candidates: Sequence[Data]) -> str:
+    if not any(engine["latency"] for engine in data["engines"]):
+        if len(candidates) == 1:
+            only = candidates[0]
+            return f"No recommendation without latency. {only['target']}: {_accuracy(data, only)}."
+        return "No recommendation: latency was not measured."
+    return "No engine is recommended: none is proven both faster and accurate enough."
+
+
+def _keep_float(data: Data, chosen: Data, candidates: Sequence[Data]) -> str:
+    if len(candidates) == 1:
+        only = candidates[0]
+        facts = [_speed(only), _size(data, only), _accuracy(data, only), *_caveats(only)]
+        return f"Use the float engine {chosen['target']}. {only['target']}: {'; '.join(filter(None, facts))}."
+    rivals = [
+        engine["target"]
+        for engine in candidates
+        if _accurate(data, engine) and speed_class(engine) == "faster"
+    ]
+    use = f"Use the float engine {chosen['target']}"
+    if rivals:
+        return f"{use}: it is faster than {', '.join(rivals)}, and uncompressed."
+    return f"{use}: no compressed engine is proven both faster and accurate enough."
