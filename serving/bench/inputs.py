@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,37 +38,41 @@ def batches_of(data: dict[str, Any], size: int, seed: int = 0) -> list[dict[str,
     """
     if data.get("source") is None:
         return _made_up(specs_of(data), size, seed)
-    samples = _samples(data, size * _ROTATING)
-    count = len(next(iter(samples.values())))
+    parts = _parts(data, size * _ROTATING)
+    if any(len(array) != count for part, count in parts for array in part.values()):
+        return [part for part, _ in parts[:_ROTATING]]  # no batch axis: a batch is what the source gives
+    samples = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
+    count = sum(count for _, count in parts)
     sample_bytes = sum(array.nbytes for array in samples.values()) / count
     rounds = max(1, min(_ROTATING, count // size, int(_MOST_BYTES / (sample_bytes * size))))
     places = [np.arange(start * size, (start + 1) * size) % count for start in range(rounds)]
     return [{name: np.ascontiguousarray(array[at]) for name, array in samples.items()} for at in places]
 
 
-def _samples(data: dict[str, Any], wanted: int) -> dict[str, Array]:
+def _parts(data: dict[str, Any], wanted: int) -> list[tuple[dict[str, Array], int]]:
+    """The first batches of the data with the number of samples in each, all of one shape."""
     from compressor.data import stream
 
-    parts: list[dict[str, Array]] = []
-    count, shapes = 0, None
-    for batch in stream(data):
-        inputs = {name: np.asarray(array) for name, array in batch.inputs.items()}
-        here = {name: array.shape[1:] for name, array in inputs.items()}
-        if shapes is not None and here != shapes:
+    parts: list[tuple[dict[str, Array], int]] = []
+    shapes, samples, size = None, 0, 0
+    for batch in stream({"batch": wanted, **data}):
+        here = {name: array.shape[1:] for name, array in batch.inputs.items()}
+        if shapes not in (None, here):
             break  # samples of another length: one timing is of one shape
         shapes = here
-        parts.append(inputs)
-        count += len(batch.indices)
-        if count >= wanted or sum(array.nbytes for part in parts for array in part.values()) > _MOST_BYTES:
+        parts.append((batch.inputs, len(batch.indices)))
+        samples += len(batch.indices)
+        size += sum(array.nbytes for array in batch.inputs.values())
+        if samples >= wanted or size > _MOST_BYTES:
             break
     if not parts:
         raise DataError(f"{data['source']}: there are no samples to time engines on")
-    return {name: np.concatenate([part[name] for part in parts])[:wanted] for name in parts[0]}
+    return parts
 
 
 def _made_up(specs: tuple[TensorSpec, ...], size: int, seed: int) -> list[dict[str, Array]]:
     rng = np.random.default_rng(seed)
-    return [{spec.name: _values(spec, size, rng) for spec in specs} for _ in islice(range(_ROTATING), 2)]
+    return [{spec.name: _values(spec, size, rng) for spec in specs} for _ in range(2)]
 
 
 def _values(spec: TensorSpec, size: int, rng: np.random.Generator) -> Array:

@@ -1,8 +1,8 @@
 """Engines timed in turns: short blocks in the order A B B A, in sessions opened anew again and again.
 
 Every engine has a *lane*; the baseline has two, of which the second is the A/A control. A pass runs one
-block in each lane, the baseline's first and last, and the next pass goes back the same way, so that a
-drift of the machine cancels.
+block in each lane and the next pass goes back the same way, so that a drift of the machine cancels; then
+the order is drawn anew, so that no lane keeps a better place.
 """
 
 from __future__ import annotations
@@ -170,17 +170,15 @@ def _clusters_that_fit(remaining: float, opening: float, opened: list[_Lane], mo
 def _measure(opened: list[_Lane], until: float, rng: np.random.Generator) -> Cluster:
     """Passes there and back until the time is over; at least one pass."""
     cluster = Cluster()
-    ends = [opened[0], opened[-1]] if len(opened) > 1 else [opened[0]]
-    ends = [ends[at] for at in rng.permutation(len(ends))]
-    order = [ends[0], *(opened[at] for at in 1 + rng.permutation(max(0, len(opened) - 2))), *ends[1:]]
     pass_cost = sum(lane.block for lane in opened)
     with _no_garbage_collection():
         while True:
-            for lane in order:
-                _block(lane, cluster)
-            order.reverse()
-            if time.perf_counter() + pass_cost > until:
-                return cluster
+            there = [opened[at] for at in rng.permutation(len(opened))]
+            for order in (there, there[::-1]):
+                for lane in order:
+                    _block(lane, cluster)
+                if time.perf_counter() + pass_cost > until:
+                    return cluster
 
 
 @contextmanager
