@@ -204,9 +204,7 @@ def _part(options: Options, model: Model, source: str, held_out: bool, steps: St
 def _describe(source: str, preprocess: Any, inputs: list[dict[str, Any]], steps: Steps) -> dict[str, Any]:
     """What a source holds; made anew in each run, since a path does not tell its content."""
     given = {"source": source, "preprocess": preprocess, "inputs": inputs}
-    return dict(
-        steps.run("describe", "compressor.data:describe", given, fresh=True, light=True, writes=False).value
-    )
+    return dict(steps.run("describe", "compressor.data:describe_task", given, fresh=True, light=True).value)
 
 
 def _preprocess(options: Options, model: Model | None) -> dict[str, Any] | None:

@@ -15,3 +15,48 @@ def shared() -> Path:
     if not (folder / "assets").is_dir():
         pytest.skip(f"no real models in {folder} (set MODELPRESS_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small convolutional classifier `net.onnx` and `data.npz` (x 120x3x12x12, y).
+
+    The labels are what the float network itself answers, so its accuracy is 100 %.
+    """
+    import numpy as np
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    folder = tmp_path_factory.mktemp("net")
+    rng = np.random.default_rng(0)
+    weights = {
+        "w0": rng.normal(0, 0.3, (16, 3, 3, 3)),
+        "b0": rng.normal(0, 0.1, 16),
+        "w1": rng.normal(0, 0.12, (16, 16, 3, 3)),
+        "w2": rng.normal(0, 0.5, (4, 16)),
+        "b2": np.zeros(4),
+    }
+    nodes = [
+        helper.make_node("Conv", ["image", "w0", "b0"], ["c0"], "first", pads=[1] * 4),
+        helper.make_node("Relu", ["c0"], ["r0"], "relu0"),
+        helper.make_node("Conv", ["r0", "w1"], ["c1"], "second", pads=[1] * 4),
+        helper.make_node("Add", ["c1", "r0"], ["sum"], "residual"),
+        helper.make_node("Relu", ["sum"], ["r1"], "relu1"),
+        helper.make_node("GlobalAveragePool", ["r1"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w2", "b2"], ["logits"], "head", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, 12, 12])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(model, folder / "net.onnx")
+    x = (rng.normal(0, 1, (120, 3, 12, 12)) * rng.uniform(0.3, 1.5, (120, 3, 1, 1))).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.savez(folder / "data.npz", x=x, y=session.run(None, {"image": x})[0].argmax(1))
+    return folder

@@ -1,0 +1,245 @@
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+COMPRESS = [sys.executable, "-m", "compressor.cli"]
+
+
+def compress(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [*COMPRESS, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": root},
+        timeout=300,
+        check=False,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+    """It ended with one line that holds the words, and without a traceback."""
+    assert result.returncode == status, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("compress: ")
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.fixture(scope="module")
+def done(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with a budget and a short benchmark."""
+    out = tmp_path_factory.mktemp("cli") / "out"
+    result = compress(
+        net / "net.onnx", "--target", "int8", "--data", net / "data.npz", "--calib", "40",
+        "--max-drop", "10", "--bench", "2", "--out", out,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "int8:onnx:cpu" in result.stdout
+    assert str(out / "report.html") in result.stdout
+    return out
+
+
+def test_everything_is_where_the_documentation_says(done: Path) -> None:
+    found = {str(path.relative_to(done)) for path in done.rglob("*") if path.is_file()}
+    for name in ("report.html", "report.json", "measurements.jsonl"):
+        assert name in found
+    for target in ("int8-onnx-cpu", "fp32-onnx-cpu"):
+        assert {f"engines/{target}/{name}" for name in ("model.onnx", "engine.json", "recipe.json")} <= found
+
+
+def test_the_report_holds_what_was_measured(done: Path) -> None:
+    report = json.loads((done / "report.json").read_text())
+    float_engine, int8 = report["engines"]
+    assert float_engine["metric"]["value"] == 100.0
+    assert float_engine["metric"]["n"] == report["data"]["evaluation"]["n"] == 80
+    assert report["data"]["calibration"]["n"] == 40
+    assert 80 < int8["metric"]["value"] <= 100
+    assert int8["drop"]["value"] == pytest.approx(100 - int8["metric"]["value"])
+    assert int8["drop"]["verdict"] in ("kept", "undecided")
+    assert int8["agreement"]["sqnr_db"] > 20
+    assert int8["precision"]["share_int8"] > 0.99
+    assert int8["precision"]["float_islands"] == []
+    assert int8["simulation_gap"]["sqnr_db"] > 30
+    assert int8["latency"]["ratio_to_baseline"]["low"] <= int8["latency"]["ratio_to_baseline"]["value"]
+    assert int8["size_bytes"] < float_engine["size_bytes"]
+    assert int8["peak_rss_bytes"] > 2**20
+    assert [rung["kept"] for rung in report["rungs"]][-1] is True
+
+
+def test_the_same_command_reuses_what_is_stored(net: Path, done: Path) -> None:
+    result = compress(
+        net / "net.onnx", "--target", "int8", "--data", net / "data.npz", "--calib", "40",
+        "--max-drop", "10", "--bench", "0", "--out", done.parent / "out",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    reused = {
+        step["name"]: step["reused"] for step in json.loads((done / "report.json").read_text())["steps"]
+    }
+    assert reused["calibrate"]
+    assert reused["quantize"]
+    assert reused["run-int8-onnx-cpu"]
+    assert "latency was not measured" in result.stderr
+
+
+def test_a_plan_writes_nothing(net: Path, tmp_path: Path) -> None:
+    arguments = (net / "net.onnx", "--data", net / "data.npz", "--out", tmp_path / "out", "--plan")
+    result = compress(*arguments)
+    assert result.returncode == 0, result.stderr
+    for step in ("calibrate", "quantize", "export-int8-onnx-cpu", "run-fp32-onnx-cpu"):
+        assert step in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_engine_goes_where_out_says(net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.onnx"
+    result = compress(
+        net / "net.onnx", "--target", "int8:onnx:cpu", "--calib-data", net / "data.npz", "--out", out,
+        "--work", tmp_path / "work", "--bench", "0",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "small.onnx.json").read_text())["file"] == "small.onnx"
+    assert (tmp_path / "work" / "report.json").is_file()
+    from serving import load_engine
+
+    session = load_engine(out)
+    assert session.run({"image": np.zeros((2, 3, 12, 12), np.float32)})["logits"].shape == (2, 4)
+
+
+def test_a_broken_budget_ends_with_3_and_a_report(net: Path, tmp_path: Path) -> None:
+    x = np.load(net / "data.npz")["x"]
+    y = np.load(net / "data.npz")["y"]
+    np.savez(tmp_path / "calibration.npz", x=x[:8] * 1e-3)  # ranges far too small: accuracy is lost
+    np.savez(tmp_path / "evaluation.npz", x=x, y=y)
+    result = compress(
+        net / "net.onnx", "--calib-data", tmp_path / "calibration.npz", "--eval-data",
+        tmp_path / "evaluation.npz", "--max-drop", "1", "--bench", "0", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert result.returncode == 3, result.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["engines"][1]["drop"]["verdict"] == "broken"
+    assert len(report["rungs"]) > 1
+    assert not report["engines"][1]["recommended"]
+
+
+def test_static_int8_without_data_says_what_to_pass(net: Path, tmp_path: Path) -> None:
+    refused(compress(net / "net.onnx", "--out", tmp_path / "o"), 2, "--data", "int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--target", "int7"], 2, ["int7", "int8"]),
+        (["--target", "int8:abacus"], 2, ["abacus", "onnx"]),
+        (["--target", "int8:onnx:tpu"], 1, ["tpu", "cpu"]),
+        (["--metric", "beauty"], 2, ["beauty", "top1"]),
+        (["--calib", "none"], 2, ["--calib"]),
+        (["--colour"], 2, ["--colour"]),
+        (["--max-drop", "-1"], 2, ["--max-drop"]),
+        (["--scheme", "abacus"], 1, ["abacus", "ort-x86-avx2"]),
+        (["--input", "image=3xbx3"], 2, ["--input"]),
+        (["--eval-data", "nowhere.npz"], 1, ["nowhere.npz"]),
+        (["--recipe", "nowhere.json"], 2, ["nowhere.json"]),
+    ],
+)
+def test_a_wrong_request_is_one_line(
+    net: Path, tmp_path: Path, arguments: list[str], status: int, words: list[str]
+) -> None:
+    result = compress(net / "net.onnx", "--data", net / "data.npz", "--out", tmp_path / "o", *arguments)
+    refused(result, status, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
+    refused(compress("nowhere.onnx", "--data", "x.npz", cwd=tmp_path), 1, "nowhere.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_is_a_file(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "o").write_text("mine")
+    refused(compress(net / "net.onnx", "--data", net / "data.npz", "--out", tmp_path / "o"), 1, "--out")
+    assert (tmp_path / "o").read_text() == "mine"
+
+
+def test_nan_in_the_weights_is_refused(net: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(net / "net.onnx")
+    array = np.array(onnx.numpy_helper.to_array(model.graph.initializer[0]))
+    array[0, 0, 0, 0] = np.nan
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(array, "w0"))
+    onnx.save(model, tmp_path / "nan.onnx")
+    result = compress(tmp_path / "nan.onnx", "--data", net / "data.npz", "--out", tmp_path / "o")
+    refused(result, 1, "w0", "NaN")
+
+
+def test_help_is_cheap_and_imports_nothing_heavy() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = compress("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert result.returncode == 0
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.25
+    code = (
+        "import sys, compressor.pipeline, compressor.cli, compressor.api;"
+        "heavy = {'numpy', 'torch', 'onnx', 'onnxruntime', 'rich', 'PIL'} & set(sys.modules);"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("stage", ["calibrate", "quantize", "run-int8-onnx-cpu"])
+def test_kill_9_and_the_same_command_goes_on_to_the_same_scales(
+    net: Path, done: Path, tmp_path: Path, stage: str
+) -> None:
+    command = [
+        *COMPRESS, net / "net.onnx", "--target", "int8", "--data", net / "data.npz", "--calib", "40",
+        "--max-drop", "10", "--bench", "0", "--batch", "1", "--out", tmp_path / "out",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out" / "steps").glob(f"{stage}-*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out" / "report.json").exists()
+    again = compress(*command[3:])
+    assert again.returncode == 0, again.stderr
+    assert scales(tmp_path / "out") == scales(done)
+    assert list((tmp_path / "out").rglob("*.partial")) == []
+
+
+def scales(out: Path) -> dict[str, bytes]:
+    import onnx
+
+    model = onnx.load(out / "engines" / "int8-onnx-cpu" / "model.onnx")
+    return {item.name: item.SerializeToString() for item in model.graph.initializer}
+
+
+def test_inspect_report_and_doctor(net: Path, done: Path) -> None:
+    inspected = compress("inspect", net / "net.onnx")
+    assert inspected.returncode == 0, inspected.stderr
+    for word in ("image", "logits", "Conv"):
+        assert word in inspected.stdout
+    again = compress("report", done)
+    assert again.returncode == 0, again.stderr
+    assert "int8:onnx:cpu" in again.stdout
+    refused(compress("report", net), 2, "report.json")
+    refused(compress("inspect", net / "nothing.pt"), 1, "nothing.pt")
+    doctor = compress("doctor")
+    for word in ("onnxruntime", "torch", "tensorflow"):
+        assert word in doctor.stdout
