@@ -185,6 +185,7 @@ def _operator(node: onnx.NodeProto, event: dict[str, Any], known: dict[str, Shap
 
     outputs = [next(iter(item.items())) for item in event["args"]["output_type_shape"]]
     produced = [name for name in node.output if name]
+    seen = {**_listed(node, event), **known}
     return Operator(
         name=node.name or event["name"].removesuffix("_kernel_time"),
         type=node.op_type,
@@ -195,11 +196,21 @@ def _operator(node: onnx.NodeProto, event: dict[str, Any], known: dict[str, Shap
             for item in node.attribute
             if not item.HasField("g")
         },
-        shapes=[known.get(name, ()) for name in node.input],
+        shapes=[seen.get(name, ()) for name in node.input],
         output_shapes=[tuple(shape) for _, shape in outputs],
         output_type=outputs[0][0] if outputs else "",
         microseconds=event["dur"],
     )
+
+
+def _listed(node: onnx.NodeProto, event: dict[str, Any]) -> dict[str, Shape]:
+    """Shapes of inputs as the profiler lists them: without absent ones and weights packed beforehand.
+
+    They tell what comes from outside a subgraph. The first is the first input wherever that is no weight.
+    """
+    shapes = [tuple(shape) for item in event["args"]["input_type_shape"] for shape in item.values()]
+    names = [name for name in node.input if name]
+    return dict(zip(names if len(names) == len(shapes) else names[:1], shapes, strict=False))
 
 
 def _conv(operator: Operator) -> int:
