@@ -1,0 +1,229 @@
+"""One engine's metric with its interval, and how much worse another engine is on the same samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor.errors import DataError
+from compressor.metrics._intervals import (
+    bca,
+    bootstrap,
+    mcnemar,
+    percentile,
+    sign_flip,
+    tango,
+    wilson,
+)
+from compressor.metrics._scores import Scores
+
+__all__ = ["interval", "measure", "paired_drop"]
+
+_Array = NDArray[Any]
+_Bounds = tuple[float, float | None, float | None]
+_WHOLE_RESAMPLES = 1000
+
+
+def measure(scores: Scores, seed: int = 0) -> dict[str, Any]:
+    """The metric as the report shows it: name, value, low, high, unit, higher_is_better, n, nonfinite."""
+    value, low, high = interval(scores, seed)
+    return {
+        "name": scores.metric,
+        "value": value,
+        "low": low,
+        "high": high,
+        "unit": scores.unit,
+        "higher_is_better": scores.higher_is_better,
+        "n": scores.n,
+        "nonfinite": scores.nonfinite,
+    }
+
+
+def interval(scores: Scores | _Array | tuple[int, int], seed: int = 0) -> _Bounds:
+    """Value and 95 % bounds, in percent for proportions.
+
+    Counts `(successes, n)` and bool scores get Wilson's interval, float scores the BCa bootstrap of
+    their mean, a metric of the whole set the percentile bootstrap over samples. Bounds are None where
+    there are too few samples. Samples whose score is NaN are left out (and counted in `Scores`).
+    Raises `DataError` if no sample has a score.
+    """
+    if isinstance(scores, tuple):
+        return _percent(wilson(*scores))
+    if not isinstance(scores, Scores):
+        scores = Scores("", True, len(scores), values=scores)
+    if scores.whole is not None:
+        return _of_whole(scores, seed)
+    values = scores.values
+    assert values is not None
+    if values.dtype == bool:
+        return _percent(wilson(int(values.sum()), _some(len(values))))
+    known = values[~np.isnan(values)]
+    if _some(len(known)) < 2:
+        return _root(float(known[0]), scores.root), None, None
+    value, low, high = bca(known.astype(np.float64), seed)
+    # A mean of squares has a root, and so have its bounds: the root is monotone.
+    return _root(value, scores.root), _root(low, scores.root), _root(high, scores.root)
+
+
+def paired_drop(
+    baseline: Scores | _Array,
+    candidate: Scores | _Array,
+    higher_is_better: bool = True,
+    max_drop: float | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """How much worse the candidate is on the same samples: value, low, high, p_value, verdict, n, left_out.
+
+    In units of the metric, percent points for proportions (bool scores); positive is worse, also where
+    lower is better. Proportions: McNemar's exact p and Tango's interval; float scores: sign-flip p and
+    BCa; a metric of the whole set, and rmse: the paired bootstrap. `verdict` against `max_drop`: "kept" if
+    the upper bound is within it, "broken" if the lower bound is beyond it or the candidate has samples
+    without a score that the baseline has, else "undecided"; None without `max_drop`. `left_out` counts
+    pairs without a score. `higher_is_better` is read from `Scores` where they are given.
+    """
+    first, second = _scores(baseline, higher_is_better), _scores(candidate, higher_is_better)
+    if first.n != second.n:
+        raise DataError(f"two engines were scored on different samples ({first.n} and {second.n})")
+    left_out, lost = 0, 0
+    if first.whole is not None and second.whole is not None:
+        result = _paired_whole(first, second, seed)
+    else:
+        assert first.values is not None
+        assert second.values is not None
+        if first.values.dtype == bool:
+            result = _paired_shares(first.values, second.values, first.higher_is_better)
+        else:
+            missing = np.isnan(first.values) | np.isnan(second.values)
+            lost = int((np.isnan(second.values) & ~np.isnan(first.values)).sum())
+            left_out = int(missing.sum())
+            _some(first.n - left_out)
+            result = _paired_values(first, second, ~missing, seed)
+    value, low, high, p_value = result
+    verdict = None if max_drop is None else "broken" if lost else _verdict(low, high, max_drop)
+    return {
+        "value": value,
+        "low": low,
+        "high": high,
+        "p_value": p_value,
+        "verdict": verdict,
+        "n": first.n,
+        "left_out": left_out,
+    }
+
+
+def _verdict(low: float | None, high: float | None, max_drop: float) -> str:
+    if low is None or high is None:
+        return "undecided"
+    return "kept" if high <= max_drop else "broken" if low > max_drop else "undecided"
+
+
+def _scores(scores: Scores | _Array, higher_is_better: bool) -> Scores:
+    if isinstance(scores, Scores):
+        return scores
+    return Scores("", higher_is_better, len(scores), values=scores)
+
+
+_Paired = tuple[float, float | None, float | None, float | None]
+
+
+def _paired_shares(first: _Array, second: _Array, higher_is_better: bool) -> _Paired:
+    worse, better = int((first & ~second).sum()), int((second & ~first).sum())
+    if not higher_is_better:
+        worse, better = better, worse
+    value, low, high = (100 * bound for bound in tango(worse, better, _some(len(first))))
+    return value, low, high, mcnemar(worse, better)
+
+
+def _paired_values(first: Scores, second: Scores, known: _Array, seed: int) -> _Paired:
+    assert first.values is not None
+    assert second.values is not None
+    sign = 1.0 if first.higher_is_better else -1.0
+    before, after = first.values[known].astype(np.float64), second.values[known].astype(np.float64)
+    if first.root:
+        return _paired_roots(before, after, seed)
+    differences = sign * (before - after)
+    if len(differences) < 2:
+        return float(differences[0]), None, None, None
+    value, low, high = bca(differences, seed)
+    return value, low, high, sign_flip(differences, seed)
+
+
+def _paired_roots(before: _Array, after: _Array, seed: int) -> _Paired:
+    """The drop of a root mean square, which is no mean of differences."""
+    value = float(np.sqrt(after.mean()) - np.sqrt(before.mean()))
+    if len(before) < 2:
+        return value, None, None, None
+    draws = bootstrap(
+        lambda rows: np.sqrt(after[rows].mean(1)) - np.sqrt(before[rows].mean(1)), len(before), seed
+    )
+    return value, *percentile(draws), _two_sided(draws)
+
+
+def _paired_whole(first: Scores, second: Scores, seed: int) -> _Paired:
+    assert first.whole is not None
+    assert second.whole is not None
+    one, two = first.whole, second.whole
+    sign = 1.0 if first.higher_is_better else -1.0
+
+    def drop(rows: _Array) -> float:
+        return sign * (one(rows) - two(rows))
+
+    value = _finite(drop(np.arange(first.n)), first.metric)
+    draws = _draws(drop, first.n, seed)
+    return (value, None, None, None) if draws is None else (value, *percentile(draws), _two_sided(draws))
+
+
+def _of_whole(scores: Scores, seed: int) -> _Bounds:
+    assert scores.whole is not None
+    value = _finite(scores.whole(np.arange(scores.n)), scores.metric)
+    draws = _draws(scores.whole, scores.n, seed)
+    return (value, None, None) if draws is None else (value, *percentile(draws))
+
+
+def _draws(function: Any, n: int, seed: int) -> _Array | None:
+    """A whole-set metric on resamples; None if more than one in twenty has no value (one class only, say)."""
+
+    def each(rows: _Array) -> _Array:
+        return np.array([_or_nan(function, row) for row in rows])
+
+    if n < 2:
+        return None
+    draws = bootstrap(each, n, seed, _WHOLE_RESAMPLES)
+    known = draws[np.isfinite(draws)]
+    return known if len(known) >= 0.95 * len(draws) else None
+
+
+def _or_nan(function: Any, rows: _Array) -> float:
+    try:
+        return float(function(rows))
+    except DataError:
+        return float("nan")
+
+
+def _two_sided(draws: _Array) -> float:
+    """Bootstrap p of no difference. Efron and Tibshirani (1993), section 15.4 (by inverting the interval)."""
+    smaller = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    return min(1.0, 2 * (1 + smaller) / (1 + len(draws)))
+
+
+def _percent(bounds: tuple[float, float, float]) -> _Bounds:
+    value, low, high = bounds
+    return 100 * value, 100 * low, 100 * high
+
+
+def _root(value: float, root: bool) -> float:
+    return max(value, 0.0) ** 0.5 if root else value
+
+
+def _some(n: int) -> int:
+    if not n:
+        raise DataError("no sample has a score: every output is NaN or infinite, or there are no samples")
+    return n
+
+
+def _finite(value: float, metric: str) -> float:
+    if not np.isfinite(value):
+        raise DataError(f"metric {metric} gives {value}")
+    return value
