@@ -21,7 +21,7 @@ from compressor.report.svg import (
     place,
     text,
 )
-from compressor.report.text import decibels, interval, milliseconds, percent, ratio
+from compressor.report.text import decibels, factors, interval, milliseconds, percent, ratio
 
 __all__ = ["Point", "Scatter", "forest", "hint", "layers", "scatter", "spread"]
 
@@ -29,15 +29,21 @@ Bounds = tuple[float, float]
 
 
 class Point(NamedTuple):
-    """An engine in the scatter; bounds None: no interval is known. kind: base, cand or rec."""
+    """An engine in the scatter; bounds None: no interval is known. `base`: a float baseline."""
 
     name: str
     x: float
     y: float
     x_bounds: Bounds | None
     y_bounds: Bounds | None
-    kind: str
+    base: bool
+    chosen: bool
     hint: str
+
+    @property
+    def kind(self) -> str:
+        """Its class in the style sheet."""
+        return "rec" if self.chosen else "base" if self.base else "cand"
 
 
 class Scatter(NamedTuple):
@@ -47,30 +53,49 @@ class Scatter(NamedTuple):
     keys: list[tuple[str | None, str]]
 
 
-def scatter(points: Sequence[Point], title: str, width: int, *, up: bool, budget: float | None) -> Scatter:
+def scatter(
+    points: Sequence[Point], title: str, width: int, *, up: bool, budget: float | None, named: bool
+) -> Scatter:
     """Latency (ms, logarithmic, left is better) against quality; `up`: more is better, else the axis turns.
 
-    Both intervals are drawn; the line joins the points that no other beats in both.
+    Both intervals are drawn; the line joins the points that no other beats in both. Without `named`
+    every point is labelled by its number.
     """
-    height = 380 if width > 500 else 320
+    height = 400 if width > 500 else 320
     area = Box(52, 14, width - 14, height - 46)
     x, y = _axes(points, area, up, budget)
+    order = sorted(range(len(points)), key=lambda index: (not points[index].chosen, not points[index].base))
+    keys = [str(index + 1) for index in range(len(points))]
+    marks = [
+        Mark(
+            x(points[index].x), y(points[index].y), points[index].name if named else keys[index], keys[index]
+        )
+        for index in order
+    ]
+    labels = place(marks, area, _obstacles(points, x, y, area, budget))
     parts = [_grid(x, y, area, title), _budget(budget, y, area), _frontier(points, x, y, up)]
-    bars = [box for point in points for box in _bar_boxes(point, x, y)]
     parts += [_bars(point, x, y) for point in points]
     parts += [_marker(point, x(point.x), y(point.y)) for point in points]
-    order = sorted(range(len(points)), key=lambda index: ("rec", "base", "cand").index(points[index].kind))
-    marks = [
-        Mark(x(points[index].x), y(points[index].y), points[index].name, str(index + 1)) for index in order
-    ]
-    if budget is not None:
-        bars.append(Box(area.x0, y(budget) - 14, area.x0 + 60, y(budget)))
-    labels = place(marks, area, bars)
     parts += [_label(label) for label in labels]
-    missing = [label for label in labels if label.text != label.mark.name]
-    keys = [(label.text, label.mark.name) for label in missing]
+    shown = {key: (label.text, points[index].name) for key, index, label in _keyed(order, keys, labels)}
+    missing = [shown[key] for key in keys if shown[key][0] != shown[key][1]]
     names = ", ".join(point.name for point in points)
-    return Scatter(_svg(width, height, f"{title} against latency of {names}", parts), keys)
+    return Scatter(_svg(width, height, f"{title} against latency of {names}", parts), missing)
+
+
+def _keyed(
+    order: Sequence[int], keys: Sequence[str], labels: Sequence[Label]
+) -> list[tuple[str, int, Label]]:
+    return [(keys[index], index, label) for index, label in zip(order, labels, strict=True)]
+
+
+def _obstacles(points: Sequence[Point], x: Scale, y: Scale, area: Box, budget: float | None) -> list[Box]:
+    """Ground that a label should leave free if it can."""
+    boxes = [box for point in points for box in _bar_boxes(point, x, y)]
+    if budget is not None:
+        boxes += [Box(area.x0, y(budget) - 2, area.x1, y(budget) + 2)]
+        boxes += [Box(area.x0, y(budget) - 15, area.x0 + 60, y(budget))]
+    return boxes
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
@@ -151,9 +176,10 @@ def _bars(point: Point, x: Scale, y: Scale) -> str:
 
 def _marker(point: Point, x: float, y: float) -> str:
     hint = f"<title>{escape(point.hint)}</title>"
-    if point.kind == "base":
-        return f'<rect class="mk base" x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9">{hint}</rect>'
-    ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="9"/>' if point.kind == "rec" else ""
+    ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="9"/>' if point.chosen else ""
+    if point.base:
+        place_at = f'x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"'
+        return f'{ring}<rect class="mk base {point.kind}" {place_at}>{hint}</rect>'
     return f'{ring}<circle class="mk {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="5">{hint}</circle>'
 
 
@@ -198,7 +224,7 @@ def _known(value: Mapping[str, Any]) -> list[float]:
 def _forest_row(engine: Mapping[str, Any], x: Scale, top: float, width: int) -> str:
     latency = engine["latency"]
     speed, noise = latency["ratio_to_baseline"], latency["aa_noise"]
-    words = interval(speed)
+    words = f"{ratio(speed['value'])} ({factors(speed)})" if factors(speed) else ratio(speed["value"])
     name = fit(engine["target"], width - 40 - len(words) * 7.5)
     middle, kind = top + 30, "rec" if engine["recommended"] else "cand"
     parts = [text(10, top + 16, name, "lb"), text(width - 10, top + 16, words, "lb", "end")]
@@ -208,7 +234,7 @@ def _forest_row(engine: Mapping[str, Any], x: Scale, top: float, width: int) -> 
         parts.append(
             f'<rect class="aa" x="{left:.1f}" y="{top + 22}" width="{right - left:.1f}" height="16"/>'
         )
-        hint += f"; float against itself: {interval(noise)}"
+        hint += f"; float against itself: {factors(noise)}"
     if speed["low"] is not None and speed["high"] is not None:
         left, right = x(speed["low"]), x(speed["high"])
         parts.append(f'<path class="eb {kind}" d="M{left:.1f} {middle - 5}v10m0 -5H{right:.1f}m0 -5v10"/>')

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.report import charts, tables
+from compressor.report import figures, tables
 from compressor.report.style import CSS, SCRIPT
 from compressor.report.svg import escape
 from compressor.report.text import (
     amount,
     between,
+    budget,
     decibels,
+    factors,
     interval,
     milliseconds,
     percent,
+    points,
     ratio,
     shorten,
     size,
     span,
-    unit,
 )
 
 __all__ = ["notebook", "render"]
 
-WIDE, NARROW = 900, 350
-WORST, HINTED = 8, 300
+FOLDED = 4
 Data = Mapping[str, Any]
 
 
@@ -34,11 +35,11 @@ def render(data: Data) -> str:
     """The whole page for validated report data; below 300 kB for a dozen engines of 200 layers."""
     sections = (
         _top(data),
-        _scatter(data),
+        _figure("Accuracy and latency", figures.accuracy_and_latency(data)),
         _section("Engines", tables.engines(data)),
-        _forest(data),
+        _figure("Speed against float", figures.speed(data)),
         _islands(data),
-        _layers(data),
+        _figure("Error by layer", figures.layer_errors(data)),
         _attempts(data),
         _section("Targets not made", tables.skipped(data)) if data["skipped"] else "",
         _section("Files", tables.files(data)) if data["engines"] else "",
@@ -73,13 +74,22 @@ def notebook(data: Data) -> str:
             engine["target"] + (" ★" if engine["recommended"] else ""),
             size(engine["size_bytes"]),
             milliseconds(latency["p50_ms"]),
-            interval(latency["ratio_to_baseline"]),
+            _speed(latency["ratio_to_baseline"]),
             interval(engine["metric"]),
             drop,
         )
         rows.append("<tr>" + "".join(f"<td {cell}>{escape(value)}</td>" for value in values) + "</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f"<div><p><strong>{escape(data['headline'])}</strong></p>{table}</div>"
+
+
+def _speed(speed: Data | None) -> str:
+    bounds = factors(speed)
+    return ratio(speed["value"] if speed else None) + (f" ({bounds})" if bounds else "")
+
+
+def _figure(title: str, figure: str) -> str:
+    return _section(title, figure) if figure else ""
 
 
 def _section(title: str, *parts: str, lead: str = "") -> str:
@@ -95,17 +105,34 @@ def _top(data: Data) -> str:
     for engine in data["engines"]:
         if engine["recommended"]:
             headline = headline.replace(escape(engine["target"]), tables.code(engine["target"]), 1)
-    lines = [
-        f"<li>{tables.code(line['target'], 120)}<br>{escape(line['text'])}</li>" for line in data["verdict"]
-    ]
     notes = "".join(f"<li>{escape(shorten(note, 600))}</li>" for note in data["notes"][:40])
-    what = f"Compression of {tables.code(data['model']['path'])}, {escape(data['created'])}"
+    what = f"Compression of {tables.code(data['model']['path'])}, {escape(_moment(data['created']))}"
     return (
         f'<header><p class="over">{what}</p>'
         f'<div class="verdict {_tone(data)}"><h1>{headline}</h1></div></header>{_tiles(data)}'
-        f'<ul class="lines" aria-label="Verdict on each engine">{"".join(lines)}</ul>'
+        + _lines(data["verdict"])
         + (f'<aside class="notes" aria-label="Notes"><ul>{notes}</ul></aside>' if notes else "")
     )
+
+
+def _lines(verdict: Sequence[Data]) -> str:
+    """A verdict per candidate; many of them are folded away. The headline speaks for a single one."""
+    if len(verdict) < 2:
+        return ""
+    items = []
+    for line in verdict:
+        conclusion, _, facts = line["text"].partition(". ")
+        said = f"<strong>{escape(conclusion)}.</strong> {escape(facts)}"
+        items.append(f"<li>{tables.code(line['target'], 120)}<br>{said}</li>")
+    body = f'<ul class="lines" aria-label="Verdict on each engine">{"".join(items)}</ul>'
+    if len(verdict) <= FOLDED:
+        return body
+    return f"<details><summary>The verdict on each of {len(verdict)} engines</summary>{body}</details>"
+
+
+def _moment(created: str) -> str:
+    """2026-11-30T14:05:11+00:00 as people write it."""
+    return created.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _tone(data: Data) -> str:
@@ -128,7 +155,8 @@ def _tiles(data: Data) -> str:
         f'<div class="tile"><span>{escape(name)}</span><b>{value}</b><span>{escape(under)}</span></div>'
         for name, value, under in tiles
     )
-    return f'<div class="tiles" aria-label="{escape(engine["target"])} in numbers">{found}</div>'
+    whose = f'<p class="whose">{tables.code(engine["target"], 120)} against float</p>'
+    return f'{whose}<div class="tiles">{found}</div>'
 
 
 Tile = tuple[str, str, str]
@@ -137,12 +165,8 @@ Tile = tuple[str, str, str]
 def _speed_tile(engine: Data) -> Tile:
     speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
     if not speed:
-        return "Speed against float", "–", "not measured"
-    return (
-        "Speed against float",
-        ratio(speed["value"]),
-        f"{between(speed['low'], speed['high'])}, 95 % interval",
-    )
+        return "Speed", "–", "not measured"
+    return "Speed", ratio(speed["value"]), f"{factors(speed)}, 95 % interval" if factors(speed) else ""
 
 
 def _size_tile(data: Data, engine: Data) -> Tile:
@@ -158,10 +182,10 @@ def _quality_tiles(data: Data, engine: Data) -> list[Tile]:
     tiles = []
     if drop:
         name = f"{data['metric']['name'] if data['metric'] else 'Accuracy'} drop"
-        points = ", points" if unit(data["metric"]) == "%" else ""
         bounds = between(drop["low"], drop["high"])
-        budget = f"; {drop['verdict']} (budget {amount(data['max_drop'])})" if drop["verdict"] else ""
-        tiles.append((name + points, amount(drop["value"]), bounds + budget))
+        held = f"; {drop['verdict']} (budget {budget(data['max_drop'])})" if drop["verdict"] else ""
+        counted = points(drop["value"], data["metric"]).strip()
+        tiles.append((name, f"{amount(drop['value'])} <small>{counted}</small>", bounds + held))
     else:
         tiles.append(("Accuracy", "unknown", "no labels"))
     if agreement and agreement["top1"] is not None:
@@ -172,117 +196,7 @@ def _quality_tiles(data: Data, engine: Data) -> list[Tile]:
     return tiles
 
 
-# ------------------------------------------------------------------ drawings
-
-
-def _drawing(draw: Callable[[int], str]) -> str:
-    return f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>'
-
-
-def _legend(*items: tuple[str, str]) -> str:
-    found = "".join(f'<li><i class="i-{kind}"></i>{escape(words)}</li>' for kind, words in items)
-    return f'<ul class="legend">{found}</ul>'
-
-
-def _scatter(data: Data) -> str:
-    """Quality against latency: the metric, else agreement, else SQNR, whichever was measured."""
-    quality, title, up = _quality(data["engines"], data["metric"])
-    points, left_out = [], []
-    for engine in data["engines"]:
-        value = quality(engine)
-        if value is None or not engine["latency"]:
-            left_out.append(f"{engine['target']} ({'no latency' if value is not None else 'no quality'})")
-            continue
-        kind = "rec" if engine["recommended"] else "base" if engine["role"] == "baseline" else "cand"
-        bounds = None if value["low"] is None or value["high"] is None else (value["low"], value["high"])
-        spread = charts.spread(engine["latency"])
-        points.append(
-            charts.Point(
-                engine["target"],
-                engine["latency"]["p50_ms"],
-                value["value"],
-                spread,
-                bounds,
-                kind,
-                charts.hint(engine),
-            )
-        )
-    if not points:
-        return ""
-    legend = [
-        ("base", "float baseline"),
-        ("cand", "candidate"),
-        ("rec", "recommended"),
-        ("fr", "Pareto front"),
-    ]
-    budget = _budget(data) if title.startswith(data["metric"]["name"] if data["metric"] else "\0") else None
-    legend += [("bu", f"budget: {amount(data['max_drop'])} below float")] if budget is not None else []
-    missing = f" Not shown: {', '.join(left_out[:20])}." if left_out else ""
-    caption = (
-        f"Up and to the left is better. Vertical bars: 95 % interval of the {title.split(',')[0]}; "
-        f"horizontal: of the speed ratio.{missing}"
-    )
-
-    def draw(width: int) -> str:
-        found = charts.scatter(points, title, width, up=up, budget=budget)
-        keys = "; ".join(f"{key or '–'}: {name}" for key, name in found.keys)
-        return found.svg + (f"<figcaption>{escape(keys)}</figcaption>" if keys else "")
-
-    figure = f"<figure>{_legend(*legend)}{_drawing(draw)}<figcaption>{escape(caption)}</figcaption></figure>"
-    return _section("Accuracy and latency", figure)
-
-
-Quality = Callable[[Data], dict[str, Any] | None]
-
-
-def _quality(engines: Sequence[Data], metric: Data | None) -> tuple[Quality, str, bool]:
-    if metric and any(engine["metric"] and engine["latency"] for engine in engines):
-        percent_sign = ", %" if unit(metric) else ""
-        return (
-            (lambda engine: engine["metric"]),
-            f"{metric['name']}{percent_sign}",
-            metric["higher_is_better"],
-        )
-
-    def agreement(engine: Data) -> dict[str, Any] | None:
-        share = 1.0 if engine["role"] == "baseline" else (engine["agreement"] or {}).get("top1")
-        return None if share is None else {"value": 100 * share, "low": None, "high": None}
-
-    def sqnr(engine: Data) -> dict[str, Any] | None:
-        value = (engine["agreement"] or {}).get("sqnr_db")
-        return None if value is None else {"value": value, "low": None, "high": None}
-
-    if any((engine["agreement"] or {}).get("top1") is not None for engine in engines):
-        return agreement, "agreement with float, %", True
-    return sqnr, "SQNR, dB", True
-
-
-def _budget(data: Data) -> float | None:
-    """The value of the metric at which the budget breaks, where all baselines agree on it within it."""
-    bases = [
-        engine["metric"]["value"]
-        for engine in data["engines"]
-        if engine["role"] == "baseline" and engine["metric"]
-    ]
-    if data["max_drop"] is None or not bases or max(bases) - min(bases) > 0.1 * data["max_drop"]:
-        return None
-    sign = 1 if data["metric"]["higher_is_better"] else -1
-    return float(bases[0] - sign * data["max_drop"])
-
-
-def _forest(data: Data) -> str:
-    engines = [
-        engine for engine in data["engines"] if engine["latency"] and engine["latency"]["ratio_to_baseline"]
-    ]
-    if not engines:
-        return ""
-    legend = [("eq", "±2 %: the same speed")]
-    if any(engine["latency"]["aa_noise"] for engine in engines):
-        legend.append(("aa", "float against itself (A/A): the noise of this machine"))
-    figure = f"<figure>{_legend(*legend)}{_drawing(lambda width: charts.forest(engines, width))}</figure>"
-    return _section(
-        "Speed against float", figure, lead="Above 1 is faster. Measured in alternation, with 95 % intervals."
-    )
+# ------------------------------------------------------------------ middle
 
 
 def _islands(data: Data) -> str:
@@ -296,29 +210,6 @@ def _islands(data: Data) -> str:
     if not parts:
         return ""
     return _section("What runs in float", *parts, lead="Shares of the compute, as the runtime executes it.")
-
-
-def _layers(data: Data) -> str:
-    found = {target: items for target, items in data["layers"].items() if items}
-    if not found:
-        return ""
-    hints = sum(map(len, found.values())) <= HINTED
-    parts = [
-        _layer_part(target, items, is_open=index == 0, hints=hints)
-        for index, (target, items) in enumerate(found.items())
-    ]
-    lead = "Signal to quantization noise of each layer's output; higher is better. The worst are in red."
-    return _section("Error by layer", *parts, lead=lead)
-
-
-def _layer_part(target: str, items: Sequence[Data], *, is_open: bool, hints: bool) -> str:
-    known = [index for index, item in enumerate(items) if item["sqnr_db"] is not None]
-    worst = sorted(known, key=lambda index: items[index]["sqnr_db"])[:WORST]
-    drawn = _drawing(lambda width: charts.layers(items, set(worst), width, hints=hints and width == WIDE))
-    return (
-        f"<details{' open' if is_open else ''}><summary>{tables.code(target, 120)}</summary>"
-        f"<figure>{drawn}</figure>{tables.worst_layers(items, worst)}</details>"
-    )
 
 
 def _attempts(data: Data) -> str:
@@ -345,9 +236,9 @@ def _run(data: Data) -> str:
 
 def _facts(data: Data) -> list[tuple[str, str]]:
     model = data["model"]
-    count = "" if model["parameters"] is None else f", {model['parameters']:,} parameters".replace(",", " ")
+    count = "" if model["parameters"] is None else f", {model['parameters']:,} parameters"
     facts = [
-        ("Model", f"{tables.code(model['path'])}{escape(count.replace('  ', ', '))}"),
+        ("Model", f"{tables.code(model['path'])}{count}"),
         ("Model SHA-256", tables.code(model["sha256"])),
     ]
     for name, part in (
@@ -361,8 +252,8 @@ def _facts(data: Data) -> list[tuple[str, str]]:
             )
         else:
             facts.append((f"{name} data", "none"))
-    budget = "none" if data["max_drop"] is None else amount(data["max_drop"])
-    facts += [("Budget (--max-drop)", budget), ("Seed", str(data["seed"]))]
+    allowed = "none" if data["max_drop"] is None else budget(data["max_drop"])
+    facts += [("Budget (--max-drop)", allowed), ("Seed", str(data["seed"]))]
     return facts + [(_words(key), _value(key, value)) for key, value in data["machine"].items() if value]
 
 

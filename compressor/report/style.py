@@ -13,7 +13,7 @@ CSS = """
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif;overflow-wrap:anywhere}
-main{max-width:1120px;margin:0 auto;padding:28px 24px 64px}
+main{max-width:1240px;margin:0 auto;padding:28px 24px 64px}
 code,pre,.lb{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 code{font-size:.92em;unicode-bidi:isolate}
 h1,h2,h3,p,ul{margin:0}
@@ -27,9 +27,11 @@ h1 code{font-size:.9em;font-weight:600}
 h2{font-size:1.2rem;line-height:1.3;font-weight:650;margin:44px 0 4px}
 h3{font-size:1rem;font-weight:600;margin:20px 0 4px}
 .lead{color:var(--soft);max-width:78ch;margin-bottom:12px;font-size:.94rem}
-.tiles{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));gap:12px;margin:24px 0 0}
+.whose{margin:22px 0 8px;color:var(--soft);font-size:.94rem}
+.tiles{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));gap:12px}
 .tile{background:var(--card);border-radius:10px;padding:12px 16px}
 .tile b{display:block;font-size:1.6rem;line-height:1.25;font-weight:650;font-variant-numeric:tabular-nums}
+.tile b small{font-size:.95rem;font-weight:500}
 .tile span{display:block;color:var(--soft);font-size:.84rem;line-height:1.4}
 .lines{list-style:none;padding:0;margin:20px 0 0;max-width:92ch}
 .lines li{padding:8px 0;border-top:1px solid var(--line)}
@@ -38,8 +40,8 @@ h3{font-size:1rem;font-weight:600;margin:20px 0 4px}
 .notes ul{padding-left:1.1em}.notes li+li{margin-top:4px}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px}
 .scroll:focus-visible{outline:2px solid var(--accent)}
-table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}
-th,td{padding:8px 12px;text-align:left;vertical-align:top;border-top:1px solid var(--line)}
+table{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric:tabular-nums}
+th,td{padding:8px 10px;text-align:left;vertical-align:top;border-top:1px solid var(--line)}
 thead th{border-top:0;color:var(--soft);font-weight:600;vertical-align:bottom;white-space:nowrap;
 background:var(--card)}
 tbody th{font-weight:500;min-width:9.5rem;max-width:22rem}
@@ -55,20 +57,23 @@ border:1px solid currentColor;white-space:nowrap}
 figure{margin:12px 0 0}
 figcaption{color:var(--soft);font-size:.875rem;margin-top:8px;max-width:92ch}
 svg{display:block;width:100%;height:auto}
-.wide svg{max-width:900px}
 .narrow{display:none}
 svg text{fill:var(--soft);font-size:12px}
-svg .lb{fill:var(--ink)}svg .bt{fill:var(--warn)}
+svg .lb{fill:var(--ink);paint-order:stroke;stroke:var(--bg);stroke-width:3px;
+stroke-linejoin:round}
+svg .bt{fill:var(--warn)}
 .gr{stroke:var(--line);fill:none}.one{stroke:var(--soft);fill:none}
 .fr{stroke:var(--accent);fill:none;stroke-width:1.5;opacity:.5}
 .bu{stroke:var(--warn);fill:none;stroke-dasharray:5 4}
 .ld{stroke:var(--soft);fill:none;stroke-width:.8;opacity:.7}
 .eb{fill:none;stroke-width:1.4;stroke:var(--accent);opacity:.75}.eb.base{stroke:var(--soft)}.eb.rec{stroke:var(--good)}
 .mk{fill:var(--accent);stroke:var(--bg);stroke-width:1}.mk.base{fill:var(--bg);stroke:var(--soft);stroke-width:2}
-.mk.rec{fill:var(--good)}.ring{fill:none;stroke:var(--good);stroke-width:1.5}
+.mk.rec{fill:var(--good)}
+.mk.base.rec{fill:var(--bg);stroke:var(--good)}.ring{fill:none;stroke:var(--good);stroke-width:1.5}
 .eq{fill:var(--band)}.aa{fill:var(--noise)}.bar{fill:var(--accent);opacity:.55}.bar.bad{fill:var(--bad);opacity:1}
 .no{fill:transparent}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;padding:0;color:var(--soft);font-size:.84rem}
+.legend b{font-weight:600;color:var(--ink)}
 .legend i{display:inline-block;width:12px;height:12px;margin-right:6px;vertical-align:-1px}
 .i-base{border:2px solid var(--soft)}.i-cand{background:var(--accent);border-radius:50%}
 .i-rec{background:var(--good);border-radius:50%}.i-eq{background:var(--band)}.i-aa{background:var(--noise)}

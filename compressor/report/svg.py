@@ -80,12 +80,13 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round values within [low, high]: steps of 1, 2 or 5 times a power of ten."""
-    raw = (high - low) / max(1, count)
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+    """At most `count` + 1 round values within [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    power = 10 ** math.floor(math.log10((high - low) / max(1, count)))
+    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first <= count:
+            break
+    return [round(index * step, 12) for index in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float, count: int) -> list[float]:
@@ -186,4 +187,4 @@ def _at(mark: Mark, name: str, distance: float, angle: float) -> Label:
     side = math.cos(angle)
     anchor = "middle" if abs(side) < 0.1 else "start" if side > 0 else "end"
     shift = 0.3 * FONT + 0.5 * FONT * math.sin(angle)
-    return Label(mark, name, x, y + shift, anchor, far=distance > 20)
+    return Label(mark, name, x, y + shift, anchor, far=distance > 14)

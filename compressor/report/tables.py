@@ -11,6 +11,8 @@ from compressor.report.text import (
     amount,
     between,
     decibels,
+    factor,
+    factors,
     milliseconds,
     percent,
     ratio,
@@ -30,6 +32,11 @@ Column = tuple[str, Callable[[Data], str | None]]
 def code(value: object, length: int = 300) -> str:
     """A name in monospace, whole as far as `length` goes."""
     return f"<code>{escape(shorten(str(value), length))}</code>"
+
+
+def _target(target: str) -> str:
+    """A target that breaks between its parts."""
+    return code(target, 120).replace(":", ":<wbr>")
 
 
 def _table(name: str, heads: Iterable[str], rows: Iterable[str]) -> str:
@@ -66,7 +73,7 @@ def engines(data: Data) -> str:
         role = "<small>float baseline</small>" if engine["role"] == "baseline" else ""
         row = "".join(cells[name][index] or _number(NONE) for name in shown)
         chosen = ' class="chosen"' if engine["recommended"] else ""
-        rows.append(f'<tr{chosen}><th scope="row">{code(engine["target"], 120)}{badge}{role}</th>{row}</tr>')
+        rows.append(f'<tr{chosen}><th scope="row">{_target(engine["target"])}{badge}{role}</th>{row}</tr>')
     heads = [_head("Engine"), *(_head(name, "num") for name in shown)]
     absent = [name for name, _ in columns if name not in shown]
     lead = f'<p class="lead">Not measured: {escape(", ".join(absent))}.</p>' if absent else ""
@@ -79,13 +86,12 @@ def _engine_columns(data: Data) -> list[Column]:
     return [
         ("Size", lambda engine: _size(data, engine)),
         ("p50 / p90 / p99, ms", _latency),
-        ("Speed against float", _speed),
+        ("Speed", _speed),
         (name, lambda engine: _estimate(engine["metric"])),
         ("Drop", _drop),
-        ("Agreement", lambda engine: _share(engine["agreement"], "top1")),
-        ("SQNR", _sqnr),
-        ("Int8 share", lambda engine: _share(engine["precision"], "share_int8")),
-        ("CPU time, ms", lambda engine: _plain(engine["cpu_ms"], milliseconds)),
+        ("Agreement", _agreement),
+        ("In int8", _int8),
+        ("CPU, ms", lambda engine: _plain(engine["cpu_ms"], milliseconds)),
         ("Peak memory", lambda engine: _plain(engine["peak_rss_bytes"], size)),
     ]
 
@@ -102,7 +108,9 @@ def _size(data: Data, engine: Data) -> str:
         if other["role"] == "baseline" and other["target"].split(":")[1:] == place
     ]
     known = bases and bases[0] and engine["size_bytes"] and engine["role"] == "candidate"
-    return _number(size(engine["size_bytes"]), f"1/{bases[0] / engine['size_bytes']:.2f}" if known else "")
+    return _number(
+        size(engine["size_bytes"]), f"{factor(bases[0] / engine['size_bytes'])}× smaller" if known else ""
+    )
 
 
 def _latency(engine: Data) -> str | None:
@@ -116,7 +124,7 @@ def _latency(engine: Data) -> str | None:
 
 def _speed(engine: Data) -> str | None:
     speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
-    return _number(ratio(speed["value"]), between(speed["low"], speed["high"])) if speed else None
+    return _number(ratio(speed["value"]), factors(speed)) if speed else None
 
 
 def _estimate(value: Data | None) -> str | None:
@@ -132,23 +140,29 @@ def _drop(engine: Data) -> str | None:
     return _number(amount(drop["value"]) + badge, between(drop["low"], drop["high"]))
 
 
-def _share(part: Data | None, key: str) -> str | None:
-    return None if not part or part[key] is None else _number(percent(part[key]))
-
-
-def _sqnr(engine: Data) -> str | None:
-    agreement, gap = engine["agreement"], engine["simulation_gap"]
-    if not agreement or agreement["sqnr_db"] is None:
+def _agreement(engine: Data) -> str | None:
+    agreement = engine["agreement"]
+    if not agreement or (agreement["top1"] is None and agreement["sqnr_db"] is None):
         return None
+    sqnr = f"SQNR {decibels(agreement['sqnr_db'])}" if agreement["sqnr_db"] is not None else ""
+    return _number(sqnr) if agreement["top1"] is None else _number(percent(agreement["top1"]), sqnr)
+
+
+def _int8(engine: Data) -> str | None:
+    precision, gap = engine["precision"], engine["simulation_gap"]
     under = f"simulation {decibels(gap['sqnr_db'])}" if gap and gap["sqnr_db"] is not None else ""
-    return _number(decibels(agreement["sqnr_db"]), under)
+    return (
+        _number(percent(precision["share_int8"] if precision else None), under)
+        if precision or under
+        else None
+    )
 
 
 def islands(engine: Data) -> str:
     """What an engine runs in float, largest share first."""
     found = sorted(engine["precision"]["float_islands"], key=lambda item: -(item["share"] or 0))
     rows = [
-        f'<tr><th scope="row">{code(item["name"], 120)}</th><td>{code(item["op"], 60)}</td>'
+        f'<tr><th scope="row">{code(item["name"], 120)}</th><td class="hash">{code(item["op"], 60)}</td>'
         f'{_number(percent(item["share"]))}<td class="text">{escape(shorten(item["reason"], 400))}</td></tr>'
         for item in found[:MANY]
     ]
@@ -160,7 +174,8 @@ def worst_layers(items: Sequence[Data], worst: Sequence[int]) -> str:
     """The layers with the largest error, by name and depth."""
     rows = [
         f'<tr>{_number(str(index + 1))}<th scope="row">{code(items[index]["name"], 160)}</th>'
-        f"<td>{code(items[index]['op'], 60)}</td>{_number(decibels(items[index]['sqnr_db']))}</tr>"
+        f'<td class="hash">{code(items[index]["op"], 60)}</td>'
+        f"{_number(decibels(items[index]['sqnr_db']))}</tr>"
         for index in worst
     ]
     return _table(

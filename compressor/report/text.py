@@ -13,10 +13,14 @@ __all__ = [
     "NONE",
     "amount",
     "between",
+    "budget",
     "decibels",
+    "factor",
+    "factors",
     "interval",
     "milliseconds",
     "percent",
+    "points",
     "ratio",
     "shorten",
     "size",
@@ -35,7 +39,7 @@ def amount(value: float | None, digits: int = 2) -> str:
     if value and abs(value) < 0.5 * 10**-digits:
         text = f"{value:.1e}" if abs(value) < 1e-4 else f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
     else:
-        text = f"{value:.0f}" if abs(value) >= 1e5 else f"{value:.{digits}f}"
+        text = f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.{digits}f}"
     return text.replace("-", _MINUS)
 
 
@@ -45,8 +49,9 @@ def milliseconds(value: float | None) -> str:
         return NONE
     if value <= 0:
         return "0"
-    digits = max(0, 2 - math.floor(math.log10(value)))
-    return f"{value:.{digits}f}"
+    rounded = float(f"{value:.2e}")
+    digits = max(0, 2 - math.floor(math.log10(rounded)))
+    return f"{rounded:.{digits}f}"
 
 
 def span(seconds: float | None) -> str:
@@ -74,8 +79,30 @@ def size(count: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A ratio with three significant digits: 1.41×, 0.87×, 12.3×."""
-    return NONE if value is None else f"{milliseconds(value)}×"
+    """A ratio: 1.41×, 0.87×, 12.3×, 0.012×."""
+    return NONE if value is None else f"{factor(value)}×"
+
+
+def factor(value: float) -> str:
+    """A ratio without its sign: two decimals around 1, three significant digits elsewhere."""
+    return f"{value:.2f}" if 0.095 <= value < 9.995 else milliseconds(value)
+
+
+def factors(value: Mapping[str, Any] | None) -> str:
+    """The bounds of a ratio's interval: 1.37–1.45; empty where none is known."""
+    if not value or value["low"] is None or value["high"] is None:
+        return ""
+    return f"{factor(value['low'])}–{factor(value['high'])}"
+
+
+def budget(value: float, metric: Mapping[str, Any] | None = None) -> str:
+    """A budget as it was given, in the units of the metric: 0.5 points, 1 point."""
+    return f"{value:g}{points(value, metric)}"
+
+
+def points(value: float, metric: Mapping[str, Any] | None) -> str:
+    """What follows a difference of the metric: points where the metric is in percent."""
+    return "" if unit(metric) != "%" else " point" if value == 1 else " points"
 
 
 def percent(share: float | None) -> str:

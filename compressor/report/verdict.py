@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compressor.report.text import amount, between, decibels, milliseconds, percent, ratio, unit
+from compressor.report.text import amount, between, budget, decibels, factors, percent, points, ratio
 
 __all__ = ["Verdicts", "judge", "speed_class", "verdicts"]
 
@@ -87,12 +87,10 @@ def _recommended(data: Data) -> Data | None:
 def _baseline(data: Data, engine: Data) -> Data | None:
     """The float engine on the same runtime and device."""
     place = engine["target"].split(":")[1:]
-    same = [
-        other
-        for other in data["engines"]
-        if other["role"] == "baseline" and other["target"].split(":")[1:] == place
-    ]
-    return same[0] if same else None
+    for other in data["engines"]:
+        if other["role"] == "baseline" and other["target"].split(":")[1:] == place:
+            return dict(other)
+    return None
 
 
 def _sample_ms(data: Data, engine: Data) -> float | None:
@@ -144,7 +142,13 @@ def _loss_without_budget(data: Data, engine: Data) -> str | None:
 
 def _line(data: Data, engine: Data, chosen: Data | None) -> str:
     facts = [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
-    return f"{'; '.join(fact for fact in facts if fact)}. {_conclusion(data, engine, chosen)}"
+    return f"{_conclusion(data, engine, chosen)} {_sentence(facts)}"
+
+
+def _sentence(facts: Sequence[str]) -> str:
+    """Facts in one sentence that begins with a capital."""
+    text = "; ".join(fact for fact in facts if fact)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _speed(engine: Data) -> str:
@@ -153,7 +157,7 @@ def _speed(engine: Data) -> str:
     speed = engine["latency"]["ratio_to_baseline"]
     if not speed:
         return "latency not compared with float"
-    bounds = f" ({_bounds(speed)})" if speed["low"] is not None and speed["high"] is not None else ""
+    bounds = f" ({factors(speed)})" if factors(speed) else ""
     words = {
         "faster": f"{ratio(speed['value'])} the speed of float{bounds}",
         "slower": f"slower than float: {ratio(speed['value'])} its speed{bounds}",
@@ -163,17 +167,13 @@ def _speed(engine: Data) -> str:
     return words[speed_class(engine) or "undecided"] + _noise(engine)
 
 
-def _bounds(speed: Data) -> str:
-    return f"{milliseconds(speed['low'])}–{milliseconds(speed['high'])}"
-
-
 def _noise(engine: Data) -> str:
     """Say where the A/A control of the measurement is as wide as the effect that is claimed."""
     noise, speed = engine["latency"]["aa_noise"], engine["latency"]["ratio_to_baseline"]
     if not noise or noise["low"] is None or noise["high"] is None or speed_class(engine) == "same":
         return ""
     if noise["low"] <= speed["value"] <= noise["high"]:
-        return f", within the noise of this machine (float against itself: {_bounds(noise)})"
+        return f", within the noise of this machine (float against itself: {factors(noise)})"
     return ""
 
 
@@ -181,10 +181,10 @@ def _size(data: Data, engine: Data) -> str:
     anchor = _baseline(data, engine)
     if not anchor or not engine["size_bytes"] or not anchor["size_bytes"]:
         return ""
-    factor = anchor["size_bytes"] / engine["size_bytes"]
-    if factor >= FASTER:
-        return f"{ratio(factor)} smaller"
-    return "no smaller" if factor >= SLOWER else f"{ratio(1 / factor)} larger"
+    times = anchor["size_bytes"] / engine["size_bytes"]
+    if times >= FASTER:
+        return f"{ratio(times)} smaller"
+    return "no smaller" if times >= SLOWER else f"{ratio(1 / times)} larger"
 
 
 def _accuracy(data: Data, engine: Data) -> str:
@@ -192,18 +192,19 @@ def _accuracy(data: Data, engine: Data) -> str:
     if not drop:
         return f"accuracy unknown (no labels){_agreement(engine)}"
     bounds = between(drop["low"], drop["high"])
-    points = " points" if unit(data["metric"]) == "%" else ""
     name = data["metric"]["name"] if data["metric"] else "accuracy"
     moved = "drop" if not data["metric"] or data["metric"]["higher_is_better"] else "rise"
-    text = f"{name} {moved} {amount(drop['value'])}{points}" + (f" ({bounds})" if bounds else "")
-    budget = amount(data["max_drop"]) + points if data["max_drop"] is not None else ""
+    text = f"{name} {moved} {amount(drop['value'])}{points(drop['value'], data['metric'])}" + (
+        f" ({bounds})" if bounds else ""
+    )
+    allowed = budget(data["max_drop"], data["metric"]) if data["max_drop"] is not None else ""
     samples = data["data"]["evaluation"]["n"] if data["data"]["evaluation"] else 0
     words = {
-        "kept": f", budget of {budget} kept",
-        "broken": f", budget of {budget} broken",
-        "undecided": f", budget of {budget} undecided: {samples} samples are too few to tell",
+        "kept": f", budget of {allowed} kept",
+        "broken": f", budget of {allowed} broken",
+        "undecided": f", budget of {allowed} undecided: {samples} samples are too few to tell",
     }
-    return text + (words[drop["verdict"]] if drop["verdict"] and budget else "")
+    return text + (words[drop["verdict"]] if drop["verdict"] and allowed else "")
 
 
 def _agreement(engine: Data) -> str:

@@ -1,0 +1,175 @@
+"""The report's figures as HTML: each drawing in a wide and a narrow version, with legend and caption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from compressor.report import charts, tables
+from compressor.report.svg import escape
+from compressor.report.text import budget, unit
+
+__all__ = ["accuracy_and_latency", "layer_errors", "speed"]
+
+WIDE, NARROW = 1150, 350
+NAMED_WIDE, NAMED_NARROW = 14, 4
+WORST, HINTED = 8, 300
+Data = Mapping[str, Any]
+Value = tuple[float, charts.Bounds | None]
+
+
+class _Axis(NamedTuple):
+    """What the vertical axis shows; `up`: more is better."""
+
+    read: Callable[[Data], Value | None]
+    title: str
+    up: bool
+    is_metric: bool = False
+
+
+def _both(draw: Callable[[int], str]) -> str:
+    return f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>'
+
+
+def _legend(*items: tuple[str, str]) -> str:
+    found = "".join(f'<li><i class="i-{kind}"></i>{escape(words)}</li>' for kind, words in items)
+    return f'<ul class="legend">{found}</ul>'
+
+
+def accuracy_and_latency(data: Data) -> str:
+    """Quality against latency: the metric, else agreement, else SQNR, whichever was measured."""
+    axis = _axis(data)
+    points, left_out = [], []
+    for engine in data["engines"]:
+        value = axis.read(engine)
+        if value is None or not engine["latency"]:
+            left_out.append(f"{engine['target']} ({'no value' if value is None else 'no latency'})")
+        else:
+            points.append(_point(engine, value))
+    if not points:
+        return ""
+    line = _budget_line(data) if axis.is_metric else None
+    missing = f" Not shown: {', '.join(left_out[:20])}." if left_out else ""
+    caption = (
+        "Up and to the left is better. Bars are 95 % intervals of the difference from float: "
+        f"vertical of the drop, horizontal of the speed.{missing}"
+    )
+
+    def draw(width: int) -> str:
+        named = len(points) <= (NAMED_WIDE if width == WIDE else NAMED_NARROW)
+        found = charts.scatter(points, axis.title, width, up=axis.up, budget=line, named=named)
+        keys = "".join(f"<li><b>{key or '–'}</b> {escape(name)}</li>" for key, name in found.keys)
+        return found.svg + (f'<ul class="legend">{keys}</ul>' if keys else "")
+
+    legend = _scatter_legend(data, line is not None)
+    return f"<figure>{legend}{_both(draw)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _scatter_legend(data: Data, with_budget: bool) -> str:
+    items = [
+        ("base", "float baseline"),
+        ("cand", "candidate"),
+        ("rec", "recommended"),
+        ("fr", "Pareto front"),
+    ]
+    if with_budget:
+        items.append(("bu", f"budget, {budget(data['max_drop'], data['metric'])} from float"))
+    return _legend(*items)
+
+
+def _point(engine: Data, value: Value) -> charts.Point:
+    return charts.Point(
+        name=engine["target"],
+        x=engine["latency"]["p50_ms"],
+        y=value[0],
+        x_bounds=charts.spread(engine["latency"]),
+        y_bounds=value[1],
+        base=engine["role"] == "baseline",
+        chosen=engine["recommended"],
+        hint=charts.hint(engine),
+    )
+
+
+def _axis(data: Data) -> _Axis:
+    engines, metric = data["engines"], data["metric"]
+    if metric and any(engine["metric"] and engine["latency"] for engine in engines):
+        title = f"{metric['name']}{', %' if unit(metric) else ''}"
+        up = metric["higher_is_better"]
+        return _Axis(lambda engine: _metric(engine, up), title, up, is_metric=True)
+    if any((engine["agreement"] or {}).get("top1") is not None for engine in engines):
+        return _Axis(_agreement, "agreement with float, %", True)
+    return _Axis(_sqnr, "SQNR, dB", True)
+
+
+def _metric(engine: Data, up: bool) -> Value | None:
+    """The metric with the bounds of the paired drop, which leaves out the chance that all engines share."""
+    metric, drop = engine["metric"], engine["drop"]
+    if not metric:
+        return None
+    if not drop or drop["low"] is None or drop["high"] is None:
+        return metric["value"], None
+    worse, better = max(0.0, drop["high"] - drop["value"]), max(0.0, drop["value"] - drop["low"])
+    below, above = (worse, better) if up else (better, worse)
+    return metric["value"], (metric["value"] - below, metric["value"] + above)
+
+
+def _agreement(engine: Data) -> Value | None:
+    share = 1.0 if engine["role"] == "baseline" else (engine["agreement"] or {}).get("top1")
+    return None if share is None else (100 * share, None)
+
+
+def _sqnr(engine: Data) -> Value | None:
+    value = (engine["agreement"] or {}).get("sqnr_db")
+    return None if value is None else (value, None)
+
+
+def _budget_line(data: Data) -> float | None:
+    """The metric at which the budget breaks, if all baselines agree on it within a tenth of the budget."""
+    bases = [
+        engine["metric"]["value"]
+        for engine in data["engines"]
+        if engine["role"] == "baseline" and engine["metric"]
+    ]
+    if data["max_drop"] is None or not bases or max(bases) - min(bases) > 0.1 * data["max_drop"]:
+        return None
+    sign = 1 if data["metric"]["higher_is_better"] else -1
+    return float(bases[0] - sign * data["max_drop"])
+
+
+def speed(data: Data) -> str:
+    """Speed ratios against the float engine of the same runtime, with intervals and noise."""
+    engines = [
+        engine for engine in data["engines"] if engine["latency"] and engine["latency"]["ratio_to_baseline"]
+    ]
+    if not engines:
+        return ""
+    legend = [("eq", "±2 %: the same speed")]
+    if any(engine["latency"]["aa_noise"] for engine in engines):
+        legend.append(("aa", "float against itself (A/A): the noise of this machine"))
+    lead = '<p class="lead">Above 1 is faster. Measured in alternation, with 95 % intervals.</p>'
+    return f"{lead}<figure>{_legend(*legend)}{_both(lambda width: charts.forest(engines, width))}</figure>"
+
+
+def layer_errors(data: Data) -> str:
+    """SQNR of each layer, per target; the first target is unfolded."""
+    found = {target: items for target, items in data["layers"].items() if items}
+    if not found:
+        return ""
+    hints = sum(map(len, found.values())) <= HINTED
+    parts = [
+        _layer_part(target, items, is_open=index == 0, hints=hints)
+        for index, (target, items) in enumerate(found.items())
+    ]
+    lead = "Signal to quantization noise of each layer's output; higher is better. The worst are in red."
+    return f'<p class="lead">{lead}</p>{"".join(parts)}'
+
+
+def _layer_part(target: str, items: Sequence[Data], *, is_open: bool, hints: bool) -> str:
+    known = [index for index, item in enumerate(items) if item["sqnr_db"] is not None]
+    worst = sorted(known, key=lambda index: items[index]["sqnr_db"])[:WORST]
+    red = set(worst[: max(1, len(items) // 4)])
+    drawn = _both(lambda width: charts.layers(items, red, width, hints=hints and width == WIDE))
+    return (
+        f"<details{' open' if is_open else ''}><summary>{tables.code(target, 120)}</summary>"
+        f"<figure>{drawn}</figure>{tables.worst_layers(items, worst)}</details>"
+    )
