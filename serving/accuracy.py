@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,16 @@ import numpy as np
 
 from compressor import events, plugins
 from compressor.errors import DataError
+from compressor.metrics import Agreement
 from compressor.store import file_digest
+from serving.comparison import compare
 from serving.outputs import OutputWriter, StoredBatch
 
 if TYPE_CHECKING:
     from compressor.data import Batch
     from serving.runtimes import Array, Session
 
-__all__ = ["VERSION", "precision", "run_engine", "simulation_gap"]
+__all__ = ["VERSION", "compare_task", "precision", "run_engine", "simulation_gap"]
 
 VERSION: int = 1
 
@@ -110,6 +111,19 @@ def _bad(outputs: dict[str, Array], count: int) -> int:
     return int(np.sum(~np.all([np.isfinite(array).all(axis=1) for array in floats], axis=0))) if floats else 0
 
 
+def compare_task(
+    baseline: str,
+    candidate: str,
+    metric: str | None,
+    max_drop: float | None,
+    data: dict[str, Any],
+    labelled: bool,
+    folder: str,
+) -> dict[str, Any]:
+    """`serving.comparison.compare` of two folders of `run_engine` as a step; it writes nothing."""
+    return compare(Path(baseline), Path(candidate), metric, max_drop, labelled=labelled)
+
+
 def precision(
     engine: str, runtime: str, device: str, threads: int, data: dict[str, Any], folder: str
 ) -> dict[str, Any]:
@@ -135,22 +149,16 @@ def simulation_gap(
 
     Both run the same file; the difference is what the kernels do that quantization does not ask for,
     such as saturated sums of u8 x s8 products on x86 without VNNI. Rounding alone leaves about one
-    quantization step in some places. Returns {"sqnr_db" (null when there is no difference, or no
-    signal), "max_abs", "n"}; SQNR is 10 log10 of the simulation's power over the difference's.
+    quantization step in some places. Returns {"sqnr_db", "max_abs", "top1", "n"} as
+    `compressor.metrics.Agreement` does (200 dB: no difference).
     """
     fused = _open(Path(engine), runtime, device, threads)
     simulated = _open(Path(engine), runtime, device, threads, simulate=True)
-    signal = noise = largest = 0.0
-    n = 0
+    gap, n = Agreement(), 0
     for batch in _batches(data, 0, samples):
-        ours, wanted = fused.run(batch.inputs), simulated.run(batch.inputs)
-        for name, reference in wanted.items():
-            reference = reference.astype(np.float64)
-            difference = ours[name].astype(np.float64) - reference
-            signal += float(np.square(reference).sum())
-            noise += float(np.square(difference).sum())
-            largest = max(largest, float(np.abs(difference).max(initial=0.0)))
+        expected, got = _run(simulated, batch), _run(fused, batch)
+        gap.update(expected.outputs, got.outputs)
         n += len(batch.indices)
-        events.progress("engine against its simulation", n, samples)
-    decibels = 10 * log10(signal / noise) if signal > 0 and noise > 0 else None
-    return {"sqnr_db": decibels, "max_abs": largest, "n": n}
+        events.progress("engine against its simulation", min(n, samples), samples)
+    found = gap.result()
+    return {key: found[key] for key in ("sqnr_db", "max_abs", "top1", "n")}

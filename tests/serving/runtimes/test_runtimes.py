@@ -37,7 +37,8 @@ def test_every_runtime_has_what_the_seam_asks_for(name: str) -> None:
 def test_asking_a_runtime_what_it_can_imports_nothing_heavy(name: str) -> None:
     code = (
         f"import sys; from compressor import plugins; m = plugins.module('runtimes', '{name}'); "
-        "m.available(); m.devices(); import serving; heavy = {'numpy', 'onnxruntime', 'onnx', 'torch'} & set(sys.modules); "
+        "m.available(); m.devices(); import serving; "
+        "heavy = {'numpy', 'onnxruntime', 'onnx', 'torch'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
