@@ -49,23 +49,25 @@ def errors(bins: Bins, lows: Floats, highs: Floats, grid: Grid) -> Floats:
     With t the value in steps from the lowest code, the error integrates to n/12 + r**3/3 inside the grid
     (t = n + r, n the nearest code) and to d**3/3 at a distance d outside of it.
     """
-    used = bins.counts > 0
-    counts, left, right = bins.counts[used], bins.edges[:-1][used], bins.edges[1:][used]
-    point = right - left <= 1e-9 * (bins.edges[-1] - bins.edges[0])
     scale, zero = (part[:, None] for part in grid.place(lows, highs))
-    shift, top = zero - grid.lowest, float(grid.highest - grid.lowest)
-    width = (right - left)[~point] / scale
-    spread = _integral(right[~point] / scale + shift, top) - _integral(left[~point] / scale + shift, top)
-    at = left[point] / scale + shift
-    total = (spread / width) @ counts[~point]
-    total += ((at - np.clip(np.rint(at), 0, top)) ** 2) @ counts[point]
-    return np.asarray(total * scale[:, 0] ** 2)
+    top = float(grid.highest - grid.lowest)
+    steps = bins.edges / scale + (zero - grid.lowest)
+    width = np.diff(bins.edges)
+    wide = width > 1e-9 * (bins.edges[-1] - bins.edges[0])
+    density = np.where(wide, bins.counts, 0) / np.where(wide, width, 1)
+    total = scale[:, 0] ** 3 * (np.diff(_integral(steps, top)) @ density)
+    points = (bins.counts > 0) & ~wide
+    if points.any():  # bins cut down to a single value by the extremes
+        at = steps[:, :-1][:, points]
+        total += scale[:, 0] ** 2 * ((at - np.clip(np.rint(at), 0, top)) ** 2 @ bins.counts[points])
+    return np.asarray(total)
 
 
 def _integral(steps: Floats, top: float) -> Floats:
     inside = np.clip(steps, 0, top)
     code = np.rint(inside)
-    return code / 12 + (inside - code) ** 3 / 3 + (steps - inside) ** 3 / 3
+    off, out = inside - code, steps - inside
+    return code / 12 + (off * off * off + out * out * out) / 3
 
 
 Best = Callable[[Floats, Floats], tuple[float, float]]

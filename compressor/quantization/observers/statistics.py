@@ -21,6 +21,7 @@ BINS = 4096
 LIMIT = 1e30  # a magnitude from here on is a mask (-inf, float-min), not a value
 MOMENTUM = 0.01  # torch's MovingAverageMinMaxObserver
 _PICKED = 1 << 16  # elements of a sample's tensor that the histogram takes
+_RUN = 16
 _LEAST_EXPONENT = -100  # narrower bins would overflow the float32 reciprocal
 
 
@@ -62,7 +63,7 @@ class TensorStatistics:
         """Take in one sample's tensor of any shape; `ordinal` is the sample's place in the data.
 
         Extremes are taken over every element. Of a tensor with more than 65,536 elements the histogram
-        takes every n-th, with n coprime to its size and another first element for each sample.
+        takes about that many, evenly spread and others for each sample.
         """
         flat = np.asarray(values, np.float32).reshape(-1)
         if not flat.size:
@@ -127,10 +128,13 @@ class TensorStatistics:
         self.exponent += doublings
 
     def _count(self, picked: NDArray[np.float32]) -> None:
-        index = np.floor(picked * np.float32(2.0**-self.exponent))
-        index -= np.float32(self.first)
+        # Scaled down, a float32 could vanish below the least one, and -1e-40 fall into the bin of 0.
+        kind = np.float32 if self.exponent <= 0 else np.float64
+        index = picked * kind(2.0**-self.exponent)
+        np.floor(index, out=index)
+        index -= kind(self.first)
         found = np.bincount(index.astype(np.intp), minlength=len(self.counts))
-        zeros = picked.size - int(np.count_nonzero(picked))
+        zeros = int(np.count_nonzero(picked == 0))
         found[-self.first] -= zeros
         self.zeros += zeros
         self.counts += found
@@ -141,9 +145,12 @@ def _bin(value: float, exponent: int) -> int:
 
 
 def _pick(flat: NDArray[np.float32], ordinal: int) -> NDArray[np.float32]:
+    """Runs of one cache line each, a period apart that shares no factor with the tensor's size."""
     if flat.size <= _PICKED:
         return flat
-    stride = -(-flat.size // _PICKED)
-    while math.gcd(stride, flat.size) > 1:
-        stride += 1
-    return flat[ordinal * 2654435761 % stride :: stride]
+    period = _RUN * flat.size // _PICKED
+    while math.gcd(period, flat.size) > 1:
+        period += 1
+    start = ordinal * 2654435761 % (period - _RUN + 1)
+    rows = flat[: flat.size // period * period].reshape(-1, period)
+    return rows[:, start : start + _RUN].reshape(-1)
