@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,13 +69,12 @@ def _not_found(reference: str, error: BaseException | None) -> UsageError | None
 
 def _place(error: BaseException) -> str:
     """Where in the user's code it happened: the innermost frame outside of installed packages and of ours."""
-    ours = str(Path(__file__).parent)
+    installed = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, "<")) and "site-packages" not in frame.filename
-        and not frame.filename.startswith(sys.base_prefix)
-    ]  # fmt: skip
+        if not frame.filename.startswith(installed) and "site-packages" not in frame.filename
+    ]
     if not frames:
         return ""
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

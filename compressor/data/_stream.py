@@ -31,26 +31,37 @@ def stream(data: dict[str, Any], start: int = 0) -> Iterator[Batch]:
     indices = np.load(data["indices"], allow_pickle=False) if data.get("indices") else None
     if start:
         indices = (dataset.usable if indices is None else indices)[start:]
-    binder = Binder.of(dataset, inputs, data.get("binding"))
-    fixed = binder.batch
-    left = 0
-    given = 0
-    for batch in dataset.batches(indices, fixed or int(data["batch"])):
-        if fixed and len(batch.indices) < fixed:
+    binder = _binder(dataset, indices, inputs, data.get("binding"))
+    given = left = 0
+    for batch in dataset.batches(indices, binder.batch or int(data["batch"])):
+        if binder.batch and len(batch.indices) < binder.batch:
             left += len(batch.indices)
             continue
         given += len(batch.indices)
         yield binder.bind(batch)
-    _say_left(left, given, fixed, start)
+    _say_left(left, given + start, binder.batch)
 
 
-def _say_left(left: int, given: int, fixed: int | None, start: int) -> None:
-    if left and not given and not start:
-        raise DataError(
-            f"the model takes {fixed} samples at a time, but there are only {left} in a batch; give more"
-        )
+def _binder(
+    dataset: Dataset,
+    indices: NDArray[Any] | None,
+    inputs: tuple[TensorSpec, ...],
+    binding: dict[str, str] | None,
+) -> Binder:
+    """From the first sample if the binding is known: a full description may cost a pass over all."""
+    first = next(dataset.batches(indices, 1), None) if binding else None
+    if binding is None or first is None:
+        return Binder.of(dataset, inputs)
+    named = first.inputs.items()
+    arrays = tuple(TensorSpec(name, array.dtype.name, array.shape[1:]) for name, array in named)
+    return Binder(arrays, inputs, binding)
+
+
+def _say_left(left: int, given: int, fixed: int | None) -> None:
+    if left and not given:
+        raise DataError(f"the model takes {fixed} samples at a time, but no batch of the data has as many")
     if left:
-        events.warn(f"the model takes {fixed} samples at a time: {left} left over at the end are not used")
+        events.warn(f"the model takes {fixed} samples at a time: {left} left over are not used")
 
 
 class Binder:
@@ -59,6 +70,7 @@ class Binder:
     def __init__(
         self, arrays: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], binding: dict[str, str]
     ):
+        arrays = tuple(arrays)
         known = {array.name: array for array in arrays}
         self.binding = binding
         self.batch = fixed_batch(arrays, inputs, binding)
@@ -66,9 +78,9 @@ class Binder:
         self._alone = {spec.name for spec in inputs if whole(known[binding[spec.name]], spec)}
 
     @classmethod
-    def of(cls, dataset: Dataset, inputs: tuple[TensorSpec, ...], binding: dict[str, str] | None) -> Binder:
-        """For a dataset; the binding is found by `match` if it is not given."""
-        return cls(dataset.arrays, inputs, binding or match(dataset.arrays, inputs))
+    def of(cls, dataset: Dataset, inputs: tuple[TensorSpec, ...]) -> Binder:
+        """For a dataset, with the binding that `match` finds."""
+        return cls(dataset.arrays, inputs, match(dataset.arrays, inputs))
 
     def bind(self, batch: Batch) -> Batch:
         """Arrays under the inputs' names, C-contiguous, in the inputs' dtypes."""

@@ -83,7 +83,7 @@ def split(
     """
     specs = tuple(TensorSpec.of(spec) for spec in inputs)
     dataset = open_dataset(source, DataOptions(preprocess, specs))
-    binder = Binder.of(dataset, specs, None) if specs else None
+    binder = Binder.of(dataset, specs) if specs else None
     bad = _not_finite(dataset, binder)
     sound = dataset.usable[~np.isin(dataset.usable, bad)]
     if not len(sound):
@@ -93,9 +93,12 @@ def split(
             f"data '{source}': one sample cannot be both calibrated and evaluated with; "
             "give more, or --calib-data and --eval-data apart"
         )
-    wanted = min(calibration, len(sound) // 2 if held_out else len(sound))
-    chosen = _choose(sound, dataset.labels, wanted, seed)
+    group = (binder and binder.batch) or 1
+    chosen = _choose(sound, dataset.labels, _wanted(calibration, len(sound), group, held_out), seed)
     rest = sound[~np.isin(sound, chosen)] if held_out else sound
+    if len(rest) % group:
+        events.warn(f"the model takes {group} samples at a time: {len(rest) % group} left over are not used")
+        rest = rest[: len(rest) // group * group]
     parts = {"calibration": chosen, "evaluation": rest}
     return {
         **{name: _write(Path(folder), name, part, dataset.sha256) for name, part in parts.items()},
@@ -104,6 +107,17 @@ def split(
 
 
 split_task = split
+
+
+def _wanted(calibration: int, sound: int, group: int, held_out: bool) -> int:
+    """How many to calibrate with: whole groups of what the model takes at a time, at least one if any."""
+    most = (sound // 2 if held_out else sound) // group * group
+    if not most:
+        apart = " to calibrate and as many to evaluate with" if held_out else ""
+        raise DataError(
+            f"the model takes {group} samples at a time{apart}, but there are only {sound}; give more"
+        )
+    return min(-(-calibration // group) * group, most)
 
 
 def _write(folder: Path, name: str, indices: NDArray[Any], content: str) -> dict[str, Any]:
@@ -181,7 +195,9 @@ def _label_warnings(labels: NDArray[Any] | None) -> Iterator[str]:
 
 def _constant(dataset: Dataset, binding: dict[str, str] | None) -> Iterator[str]:
     """A warning for each array whose samples are all the same; reads no further than to one that differs."""
-    names = set(binding.values()) if binding else {array.name for array in dataset.arrays if array.shape}
+    names = set(binding.values()) if binding else _of_one_shape(dataset)
+    if not names:
+        return
     first: dict[str, NDArray[Any]] = {}
     for batch in dataset.batches(None, 2 if dataset.finite else _CHUNK):
         for name in names & set(batch.inputs):
@@ -192,6 +208,11 @@ def _constant(dataset: Dataset, binding: dict[str, str] | None) -> Iterator[str]
     if len(dataset.usable) > 1:
         for name in sorted(names):
             yield f"all samples of '{name}' are identical (constant data): no range can be learned from them"
+
+
+def _of_one_shape(dataset: Dataset) -> set[str]:
+    fixed = [array for array in dataset.arrays if all(isinstance(size, int) for size in array.shape)]
+    return {array.name for array in fixed if array.shape} if len(fixed) == len(dataset.arrays) else set()
 
 
 def _equal(array: NDArray[Any], first: NDArray[Any]) -> bool:

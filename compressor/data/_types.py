@@ -11,9 +11,7 @@ from compressor.model import TensorSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LABELS", "Batch", "DataOptions", "Dataset", "label_name"]
-
-LABELS = ("label", "labels", "target", "targets", "y")
+__all__ = ["Batch", "DataOptions", "Dataset"]
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,3 @@ class Dataset(Protocol):
         Raises `DataError` if a sample cannot be read.
         """
         ...
-
-
-def label_name(names: tuple[str, ...], inputs: tuple[TensorSpec, ...]) -> str | None:
-    """Which of the arrays holds labels: a usual name that is no input of the model."""
-    taken = {spec.name for spec in inputs}
-    found = [name for name in names if name.lower() in LABELS and name not in taken]
-    return found[0] if found else None

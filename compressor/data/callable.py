@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor import events, user_code
+from compressor.data._labels import label_name, usable_labels
 from compressor.data._source import is_reference
-from compressor.data._types import Batch, DataOptions, label_name
+from compressor.data._types import Batch, DataOptions
 from compressor.errors import DataError
 from compressor.model import TensorSpec
 
@@ -45,7 +46,7 @@ class _Facts:
     length: int
     labels: NDArray[Any] | None
     sha256: str
-    warnings: tuple[str, ...]
+    said: str
 
 
 class _Batches:
@@ -53,7 +54,6 @@ class _Batches:
 
     kind = "callable"
     finite = False
-    notes: tuple[str, ...] = ()
 
     def __init__(self, source: str, made: Any, options: DataOptions) -> None:
         self._source, self._made, self._options = source, made, options
@@ -79,8 +79,12 @@ class _Batches:
         return self._facts.sha256
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        return (self._facts.said,) if self._facts.said and self.labels is not None else ()
+
+    @property
     def warnings(self) -> tuple[str, ...]:
-        return self._facts.warnings
+        return (self._facts.said,) if self._facts.said and self.labels is None else ()
 
     def batches(self, indices: NDArray[Any] | None, size: int) -> Iterator[Batch]:
         """No batch is merged with another: their shapes may differ."""
@@ -91,8 +95,15 @@ class _Batches:
             rows = np.arange(len(batch.indices))
             if indices is not None:
                 rows = rows[np.isin(batch.indices, indices)]
+            labels = self._usable(batch)
             for start in range(0, len(rows), size):
-                yield _taken(batch, rows[start : start + size])
+                yield _taken(batch, labels, rows[start : start + size])
+
+    def _usable(self, batch: Batch) -> NDArray[Any] | None:
+        """The batch's labels; whether rows are one-hot can be told from all batches only."""
+        if batch.labels is None or (batch.labels.ndim == 1 and batch.labels.dtype.kind in "biuf"):
+            return batch.labels
+        return None if self.labels is None else self.labels[batch.indices]
 
     @cached_property
     def _facts(self) -> _Facts:
@@ -135,7 +146,7 @@ class _Batches:
         if not isinstance(item, Mapping):
             item = {"x": item}
         inputs = {str(name): _array(value) for name, value in item.items()}
-        key = label_name(tuple(inputs), self._options.inputs)
+        key = label_name(inputs, self._options.inputs)
         if labels is None and key is not None and len(inputs) > 1:
             return {name: value for name, value in inputs.items() if name != key}, inputs[key]
         return inputs, None if labels is None else _array(labels)
@@ -178,18 +189,17 @@ class _Summary:
 
     def facts(self) -> _Facts:
         arrays = tuple(TensorSpec(name, dtype, shape) for name, (dtype, shape) in self._shapes.items())
-        labels, warnings = self._joined()
-        return _Facts(arrays, self.length, labels, self._digest.hexdigest(), warnings)
+        labels, said = self._joined()
+        return _Facts(arrays, self.length, labels, self._digest.hexdigest(), said)
 
-    def _joined(self) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
+    def _joined(self) -> tuple[NDArray[Any] | None, str]:
+        """All labels, and what is to be said of them."""
         given = [labels for labels in self._labels if labels is not None]
         if len(given) < len(self._labels):
-            return None, ("some batches have labels and some have none: all are left aside",) if given else ()
-        if any(labels.dtype.kind not in "biuf" for labels in given):
-            return None, (f"labels are {_dtype_name(given[0])}, not numbers, and are left aside",)
+            return None, "some batches have labels and some have none: all are left aside" if given else ""
         if len({labels.shape[1:] for labels in given}) > 1:
-            return None, ("labels differ in shape from batch to batch, and are left aside",)
-        return np.concatenate(given), ()
+            return None, "labels differ in shape from batch to batch, and are left aside"
+        return usable_labels(np.concatenate(given))
 
 
 def _joint(known: tuple[int | str, ...], shape: tuple[int, ...]) -> tuple[int | str, ...]:
@@ -200,9 +210,9 @@ def _joint(known: tuple[int | str, ...], shape: tuple[int, ...]) -> tuple[int | 
     return tuple(have if have == new else f"dim{axis}" for axis, (have, new) in pairs)
 
 
-def _taken(batch: Batch, rows: NDArray[Any]) -> Batch:
+def _taken(batch: Batch, labels: NDArray[Any] | None, rows: NDArray[Any]) -> Batch:
     inputs = {name: array[rows] for name, array in batch.inputs.items()}
-    return Batch(inputs, None if batch.labels is None else batch.labels[rows], batch.indices[rows])
+    return Batch(inputs, None if labels is None else labels[rows], batch.indices[rows])
 
 
 def _content(batch: Batch) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compressor.data._labels import label_name, usable_labels
 from compressor.data._source import locate
-from compressor.data._types import Batch, DataOptions, label_name
+from compressor.data._types import Batch, DataOptions
 from compressor.errors import DataError
 from compressor.model import TensorSpec
 from compressor.store import digest, file_digest
@@ -24,6 +26,9 @@ __all__ = ["DESCRIPTION", "open_dataset", "recognise"]
 
 DESCRIPTION = "numpy archive (.npz) or array (.npy)"
 _SPLITS = ("train", "val", "valid", "validation", "test", "eval", "calib")
+_BROKEN = (
+    zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OSError, RuntimeError,
+)  # fmt: skip
 
 
 def recognise(source: str) -> bool:
@@ -70,7 +75,7 @@ class _Arrays:
 
     def __init__(self, source: str, path: Path, members: dict[str, _Member], options: DataOptions) -> None:
         self._source, self._path, self._members, self._options = source, path, members, options
-        self._label = label_name(tuple(members), options.inputs)
+        self._label = label_name(members, options.inputs)
         self.length = _length(members, self._label, options, source)
         self._loaded: dict[str, NDArray[Any]] = {}
 
@@ -87,12 +92,9 @@ class _Arrays:
     def usable(self) -> NDArray[Any]:
         return np.arange(self.length)
 
-    @cached_property
+    @property
     def labels(self) -> NDArray[Any] | None:
-        if self._label is None or self._label_problem:
-            return None
-        labels = np.asarray(self._array(self._label))
-        return labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        return self._labelling[0]
 
     @property
     def sha256(self) -> str:
@@ -107,11 +109,12 @@ class _Arrays:
         ]
         if self._options.preprocess:
             aside.append("arrays are given to the model as they are; preprocess is for pictures")
-        return tuple(aside)
+        said = self._labelling[1] if self.labels is not None else ""
+        return (*aside, said) if said else tuple(aside)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (self._label_problem,) if self._label_problem else ()
+        return (self._labelling[1],) if self.labels is None and self._labelling[1] else ()
 
     def batches(self, indices: NDArray[Any] | None, size: int) -> Iterator[Batch]:
         chosen = self.usable if indices is None else indices
@@ -123,15 +126,16 @@ class _Arrays:
             yield Batch(inputs, None if labels is None else labels[rows], rows)
 
     @cached_property
-    def _label_problem(self) -> str | None:
+    def _labelling(self) -> tuple[NDArray[Any] | None, str]:
+        """Labels, and what is to be said of them."""
         if self._label is None:
-            return None
+            return None, ""
         member = self._members[self._label]
-        if member.dtype.kind not in "biuf":
-            return f"labels '{self._label}' are {_dtype_name(member.dtype)}, not numbers, and are left aside"
         if member.shape[:1] != (self.length,):
-            return f"labels '{self._label}' are not one per sample ({self.length}), and are left aside"
-        return None
+            return None, f"labels '{self._label}' are left aside: they are not one per sample ({self.length})"
+        if member.dtype.hasobject:
+            return None, f"labels '{self._label}' are left aside: Python objects are not unpickled"
+        return usable_labels(np.asarray(self._array(self._label)))
 
     def _is_sampled(self, member: _Member) -> bool:
         return not member.shape or member.shape[0] == self.length
@@ -207,7 +211,7 @@ def _members(path: Path) -> dict[str, _Member]:
                 for info in archive.infolist()
                 if info.filename.endswith(".npy")
             }
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, struct.error) as error:
+    except _BROKEN as error:
         raise DataError(f"data '{path}': not a readable numpy file ({error}); save it again") from error
 
 
@@ -243,5 +247,5 @@ def _read(path: Path, member: _Member, source: str) -> NDArray[Any]:
             return np.asarray(np.load(path, allow_pickle=False))
         with np.load(path, allow_pickle=False) as archive:
             return np.asarray(archive[member.key.removesuffix(".npy")])
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+    except _BROKEN as error:
         raise DataError(f"data '{source}': array '{member.key}' cannot be read ({error})") from error
