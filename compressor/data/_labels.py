@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from compressor.model import TensorSpec
@@ -27,10 +26,8 @@ def usable_labels(labels: NDArray[Any]) -> tuple[NDArray[Any] | None, str]:
     Shape (n, 1) becomes (n,); one-hot rows (n, k) become class numbers; text is no label.
     """
     if labels.dtype.kind not in "biuf":
-        return (
-            None,
-            f"labels of dtype {'str' if labels.dtype.kind in 'US' else labels.dtype} are left aside: no numbers",
-        )
+        dtype = "str" if labels.dtype.kind in "US" else labels.dtype
+        return None, f"labels of dtype {dtype} are left aside: they are not numbers"
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0], ""
     if labels.ndim == 2 and _is_one_hot(labels):

@@ -63,7 +63,8 @@ def _unknown(source: str) -> str:
     if place is None:
         return f"data '{source}': there is no such file or folder; pass {ways}"
     if place.path.suffix == ".py":
-        return f"data '{source}': name Python code as module:callable, e.g. {place.path.stem}:{place.split or 'batches'}"
+        code = f"{place.path.stem}:{place.split or 'batches'}"
+        return f"data '{source}': name Python code as module:callable, e.g. {code}"
     if place.split and place.path.is_dir():
         inner = sorted(item.name for item in place.path.iterdir() if item.is_dir())
         there = f"it has {', '.join(inner[:10])}" if inner else "it has none"
