@@ -1,0 +1,253 @@
+"""Networks by name: `--arch module:callable(literals)`, and the known ones that a set of weights fits."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compressor.errors import UsageError
+from compressor.state_dicts import fitted
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["build", "call", "fitting", "importable", "preprocess"]
+
+_VARIANTS = {
+    "googlenet": ("init_weights=False, aux_logits=False, ", "init_weights=False, aux_logits=True, "),
+    "inception": ("init_weights=False, aux_logits=True, ", "init_weights=False, aux_logits=False, "),
+    "fcn": ("weights_backbone=None, aux_loss=True, ", "weights_backbone=None, aux_loss=False, "),
+    "deeplabv3": ("weights_backbone=None, aux_loss=True, ", "weights_backbone=None, aux_loss=False, "),
+    "lraspp": ("weights_backbone=None, ",),
+}
+"""Arguments that change which weights a torchvision network has, or keep it from downloading."""
+
+_FORM = "module:callable, module:callable(literal arguments) or file.py:callable"
+
+
+def build(text: str) -> torch.nn.Module:
+    """The network of `--arch`; its arguments are read as literals, never evaluated.
+
+    The module is looked up among the installed packages, then in the working directory. Raises
+    `UsageError` for a form, module or name that does not exist, or a callable that fails.
+    """
+    import torch
+
+    target, args, kwargs = call(text)
+    module, _, names = target.partition(":")
+    with importable():
+        found: Any = _module(module, text)
+        for name in names.split("."):
+            if not hasattr(found, name):
+                raise UsageError(f"--arch '{text}': there is no '{name}' in {module}")
+            found = getattr(found, name)
+        try:
+            network = found(*args, **kwargs)
+        except Exception as error:  # whatever the user's code raises
+            raise UsageError(f"--arch '{text}' failed: {type(error).__name__}: {error}") from error
+    if not isinstance(network, torch.nn.Module):
+        raise UsageError(f"--arch '{text}' gave a {type(network).__name__}, not a torch.nn.Module")
+    return network
+
+
+def call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Split `module:callable(arguments)` into its target and its literal arguments."""
+    module, colon, expression = text.strip().rpartition(":") if "(" not in text else _before_arguments(text)
+    try:
+        tree = ast.parse(expression, mode="eval").body
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        if isinstance(tree, ast.Call):
+            args = [ast.literal_eval(each) for each in tree.args]
+            kwargs = {str(each.arg): ast.literal_eval(each.value) for each in tree.keywords if each.arg}
+            tree = tree.func
+        name = ast.unparse(tree)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"--arch '{text}' is not of the form {_FORM}") from error
+    if not (colon and module and all(part.isidentifier() for part in name.split("."))):
+        raise UsageError(f"--arch '{text}' is not of the form {_FORM}")
+    return f"{module}:{name}", args, kwargs
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Let modules of the working directory be imported, after the installed ones."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def fitting(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """The known architectures (`torchvision.models:NAME(num_classes=N)`) whose keys and shapes all fit.
+
+    Known are torchvision's networks for classification, segmentation and video, and timm's if it is
+    installed. They are built without storage, and only those whose outermost names occur in the file.
+    """
+    found = []
+    for text in (*_candidates(weights, _torchvision_families()), *_candidates(weights, _timm_families())):
+        network = _sketch(text)
+        expected = {key: tuple(value.shape) for key, value in network.state_dict().items()} if network else {}
+        if expected and not any(fitted(weights, expected)[1:]):
+            found.append(text)
+    return found
+
+
+def preprocess(text: str, file_name: str = "") -> dict[str, Any] | None:
+    """What a known architecture asks of an image: resize, crop (pixels), mean, std, interpolation.
+
+    torchvision has several sets of weights for a network; the one that `file_name` names counts, else the
+    first that was published.
+    """
+    target, _, _ = call(text)
+    module, _, name = target.partition(":")
+    if module.startswith("torchvision.models"):
+        return _torchvision_preprocess(name, file_name)
+    if module == "timm" and name == "create_model":
+        return _timm_preprocess(text)
+    return None
+
+
+def _before_arguments(text: str) -> tuple[str, str, str]:
+    head, _, arguments = text.strip().partition("(")
+    module, colon, name = head.rpartition(":")
+    return module, colon, f"{name}({arguments}"
+
+
+def _module(name: str, text: str) -> Any:
+    if name.endswith(".py") or os.sep in name:
+        return _from_file(Path(name), text)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"--arch '{text}': cannot import '{name}' from the installed packages or {Path.cwd()} ({error})"
+        ) from error
+
+
+def _from_file(path: Path, text: str) -> Any:
+    if not path.is_file():
+        raise UsageError(f"--arch '{text}': there is no file {path}")
+    sys.path.append(str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises
+        raise UsageError(
+            f"--arch '{text}': {path} fails to import: {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _torchvision_families() -> dict[str, list[str]]:
+    """Calls of `--arch` form without arguments, by the module that defines the networks."""
+    import torchvision
+
+    families: dict[str, list[str]] = {}
+    for kind in (torchvision.models, torchvision.models.segmentation, torchvision.models.video):
+        for name in torchvision.models.list_models(module=kind):
+            home = torchvision.models.get_model_builder(name).__module__
+            extras = _VARIANTS.get(home.rpartition(".")[2], ("",))
+            families.setdefault(home, []).extend(f"{kind.__name__}:{name}({extra}" for extra in extras)
+    return families
+
+
+def _timm_families() -> dict[str, list[str]]:
+    if not importlib.util.find_spec("timm"):
+        return {}
+    import timm
+
+    return {
+        home: [f"timm:create_model('{name}', " for name in timm.list_models(module=home)]
+        for home in timm.list_modules()
+    }
+
+
+def _candidates(weights: Mapping[str, torch.Tensor], families: Mapping[str, list[str]]) -> Iterator[str]:
+    """Complete calls for the families whose outermost names mostly occur in the file."""
+    parts = {part for key in weights for part in key.split(".")[:4]}
+    last = [value for value in weights.values() if value.dim() > 0]
+    head = f"num_classes={int(last[-1].shape[0]) if last else 0})"  # the head stands last in all of them
+    for calls in families.values():
+        network = _sketch(calls[0] + head)
+        tops = {key.partition(".")[0] for key in network.state_dict()} if network else set()
+        if tops and 2 * len(tops & parts) >= len(tops):
+            yield from (text + head for text in calls)
+
+
+def _sketch(text: str) -> torch.nn.Module | None:
+    """The network without storage for its weights; None if it cannot be built so."""
+    import warnings
+
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class OnMeta(TorchFunctionMode):
+        """Only the storage of parameters: some constructors also calculate with small tensors."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func in (torch.empty, torch.zeros, torch.ones):
+                kwargs["device"] = "meta"
+            return func(*args, **kwargs)
+
+    target, args, kwargs = call(text)
+    module, _, name = target.partition(":")
+    try:
+        with OnMeta(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            network: torch.nn.Module = getattr(importlib.import_module(module), name)(*args, **kwargs)
+    except Exception:  # constructors refuse a number of classes or the meta device each in its own way
+        return None
+    return network
+
+
+def _torchvision_preprocess(name: str, file_name: str) -> dict[str, Any] | None:
+    import torchvision
+
+    if name not in torchvision.models.list_models():
+        return None
+    sets = list(torchvision.models.get_model_weights(name))
+    named = [each for each in sets if Path(file_name).stem and Path(file_name).stem in each.url]
+    if not sets:
+        return None
+    asked = (named or sets)[0].transforms()
+    if not hasattr(asked, "crop_size"):
+        return None
+    return {
+        "resize": asked.resize_size[0],
+        "crop": asked.crop_size[0],
+        "mean": list(asked.mean),
+        "std": list(asked.std),
+        "interpolation": asked.interpolation.value,
+    }
+
+
+def _timm_preprocess(text: str) -> dict[str, Any] | None:
+    network = _sketch(text)
+    asked = getattr(network, "pretrained_cfg", None)
+    if not asked:
+        return None
+    crop = asked["input_size"][-1]
+    return {
+        "resize": int(crop / asked.get("crop_pct", 1.0)),
+        "crop": crop,
+        "mean": list(asked["mean"]),
+        "std": list(asked["std"]),
+        "interpolation": asked.get("interpolation", "bilinear"),
+    }
