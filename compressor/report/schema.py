@@ -1,7 +1,8 @@
 """What report.json holds, version 1, written down as types; `validate` holds data to them.
 
 Keys may be added; readers ignore what they do not know. What was not measured is null, with the
-reason in `notes`. Times are in the unit their name ends in, sizes in bytes, SQNR in dB.
+reason in `notes`. Times are in the unit their name ends in, sizes in bytes, SQNR in dB
+(200: no difference at all).
 """
 
 from __future__ import annotations
@@ -49,19 +50,27 @@ class Agreement(TypedDict):
     sqnr_db: float | None
 
 
+class Speed(Interval):
+    """A ratio of speeds, with what its measurer claims (left out: the interval against 1 ± 2 % decides)."""
+
+    verdict: NotRequired[Literal["faster", "slower", "same", "undecided"]]
+    reason: NotRequired[str | None]
+
+
 class Latency(TypedDict):
     """Time per call of `batch` samples.
 
-    `ratio_to_baseline` is speed: above 1 is faster than the float engine on the same runtime; null for
-    the baseline itself. `aa_noise` is the same ratio for the float engine against itself: the noise floor.
+    A percentile is null where too few calls were timed to claim it. `ratio_to_baseline` is speed: above 1
+    is faster than the float engine on the same runtime; null for the baseline itself. `aa_noise` is the
+    same ratio for the float engine against itself: the noise floor.
     """
 
     batch: int
     threads: int
     p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    ratio_to_baseline: Interval | None
+    p90_ms: float | None
+    p99_ms: float | None
+    ratio_to_baseline: Speed | None
     aa_noise: Interval | None
 
 
@@ -75,9 +84,9 @@ class Island(TypedDict):
 
 
 class Precision(TypedDict):
-    """What the runtime really executes: `share_int8` of the compute, from 0 to 1."""
+    """What the runtime really executes: `share_int8` of the compute, from 0 to 1 (null: it has none)."""
 
-    share_int8: float
+    share_int8: float | None
     float_islands: list[Island]
 
 
@@ -313,7 +322,9 @@ def _check_engines(engines: list[dict[str, Any]]) -> None:
 
 def _check_measurements(engine: dict[str, Any], path: str) -> None:
     latency = engine["latency"]
-    if latency and not 0 < latency["p50_ms"] <= latency["p90_ms"] <= latency["p99_ms"]:
+    times = [latency[key] for key in ("p50_ms", "p90_ms", "p99_ms")] if latency else []
+    known = [time for time in times if time is not None]
+    if known != sorted(known) or min(known, default=1) <= 0:
         raise ValueError(f"{path}.latency: 0 < p50_ms <= p90_ms <= p99_ms does not hold")
     ratio = latency and latency["ratio_to_baseline"]
     if ratio and min(ratio["value"], ratio["low"] or ratio["value"]) <= 0:

@@ -76,8 +76,11 @@ def engines(data: Data) -> str:
         rows.append(f'<tr{chosen}><th scope="row">{_target(engine["target"])}{badge}{role}</th>{row}</tr>')
     heads = [_head("Engine"), *(_head(name, "num") for name in shown)]
     absent = [name for name, _ in columns if name not in shown]
-    lead = f'<p class="lead">Not measured: {escape(", ".join(absent))}.</p>' if absent else ""
-    return lead + _table("Engines", heads, rows)
+    known = (
+        "Below a figure: its 95 % interval. Sim.: the engine against the float simulation of its own file."
+    )
+    lead = f"{known} Not measured: {', '.join(absent)}." if absent else known
+    return f'<p class="lead">{escape(lead)}</p>' + _table("Engines", heads, rows)
 
 
 def _engine_columns(data: Data) -> list[Column]:
@@ -92,7 +95,7 @@ def _engine_columns(data: Data) -> list[Column]:
         ("Agreement", _agreement),
         ("In int8", _int8),
         ("CPU, ms", lambda engine: _plain(engine["cpu_ms"], milliseconds)),
-        ("Peak memory", lambda engine: _plain(engine["peak_rss_bytes"], size)),
+        ("Memory", lambda engine: _plain(engine["peak_rss_bytes"], size)),
     ]
 
 
@@ -150,7 +153,7 @@ def _agreement(engine: Data) -> str | None:
 
 def _int8(engine: Data) -> str | None:
     precision, gap = engine["precision"], engine["simulation_gap"]
-    under = f"simulation {decibels(gap['sqnr_db'])}" if gap and gap["sqnr_db"] is not None else ""
+    under = f"sim. {decibels(gap['sqnr_db'])}" if gap and gap["sqnr_db"] is not None else ""
     return (
         _number(percent(precision["share_int8"] if precision else None), under)
         if precision or under

@@ -116,8 +116,10 @@ def percent(share: float | None) -> str:
 
 
 def decibels(value: float | None) -> str:
-    """SQNR with one decimal."""
-    return NONE if value is None else f"{amount(value, 1)} dB"
+    """SQNR with one decimal; 200 dB stands for no difference."""
+    if value is None:
+        return NONE
+    return "no difference" if value >= 200 else f"{amount(value, 1)} dB"
 
 
 def between(low: float | None, high: float | None, digits: int = 2) -> str:

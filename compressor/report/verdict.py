@@ -5,7 +5,7 @@
    (the line that MLPerf Inference draws at 99 % of FP32). Without labels: at least 90 % of the
    predictions, or 10 dB of the outputs where there are no classes, agree with the float engine.
 2. A candidate must also be faster than the float engine on its runtime: the interval of the speed
-   ratio lies above 1.02. A float baseline needs no such proof.
+   ratio lies above 1.02, or the measurer of the ratio says so. A float baseline needs no such proof.
 3. The fastest of these is recommended. Within a runtime the paired ratio orders them; runtimes are
    compared through the latency of their baselines. Within 2 % of the fastest, the smallest drop wins.
 """
@@ -36,7 +36,13 @@ class Verdicts(NamedTuple):
 
 
 def judge(data: dict[str, Any]) -> None:
-    """Fill in `headline`, `verdict` and every engine's `recommended`, in place, from the measurements."""
+    """Fill in `headline`, `verdict` and every engine's `recommended`, in place, from the measurements.
+
+    The metric's `unit` is taken from the engines where `metric` itself does not name it.
+    """
+    units = [engine["metric"]["unit"] for engine in data["engines"] if (engine["metric"] or {}).get("unit")]
+    if data["metric"] and units:
+        data["metric"].setdefault("unit", units[0])
     found = verdicts(data)
     data.update(headline=found.headline, verdict=found.lines)
     for engine in data["engines"]:
@@ -60,6 +66,8 @@ def speed_class(engine: Data) -> str | None:
     speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
     if not speed:
         return None
+    if speed.get("verdict"):
+        return str(speed["verdict"])
     if speed["low"] is None or speed["high"] is None:
         return "undecided"
     if speed["low"] > FASTER:
@@ -70,7 +78,7 @@ def speed_class(engine: Data) -> str | None:
 
 
 def _recommended(data: Data) -> Data | None:
-    eligible = [
+    eligible: list[tuple[float, Data]] = [
         (time, engine)
         for engine in data["engines"]
         if (time := _sample_ms(data, engine)) is not None
@@ -84,7 +92,7 @@ def _recommended(data: Data) -> Data | None:
     return min(near, key=lambda item: item[:2])[2]
 
 
-def _baseline(data: Data, engine: Data) -> Data | None:
+def _baseline(data: Data, engine: Data) -> dict[str, Any] | None:
     """The float engine on the same runtime and device."""
     place = engine["target"].split(":")[1:]
     for other in data["engines"]:
@@ -221,9 +229,10 @@ def _agreement(engine: Data) -> str:
 
 def _caveats(engine: Data) -> list[str]:
     caveats = []
-    precision = engine["precision"]
-    if engine["target"].startswith("int8") and precision and precision["share_int8"] < SHARE_INT8:
-        caveats.append(f"only {percent(precision['share_int8'])} of the compute runs in int8")
+    share = engine["precision"] and engine["precision"]["share_int8"]
+    asked = engine["target"].partition(":")[0].partition("+")[0]
+    if asked in ("int8", "int8-dynamic") and share is not None and share < SHARE_INT8:
+        caveats.append(f"only {percent(share)} of the compute runs in int8")
     if _kernels_lose_more(engine):
         gap = decibels(engine["simulation_gap"]["sqnr_db"])
         caveats.append(
@@ -254,10 +263,16 @@ def _conclusion(data: Data, engine: Data, chosen: Data | None) -> str:
         None: "its speed was not compared with float",
     }
     if kind != "faster":
-        reasons.append(words[kind])
+        reasons.append(words[kind] + _why(engine))
     if not reasons and chosen:
         reasons = [f"{chosen['target']} is {_better(data, chosen, engine)}"]
     return f"Not recommended: {' and '.join(reasons)}."
+
+
+def _why(engine: Data) -> str:
+    """Why the speed is undecided, as its measurer says."""
+    speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
+    return f" ({speed['reason']})" if speed and speed.get("reason") else ""
 
 
 def _better(data: Data, chosen: Data, engine: Data) -> str:

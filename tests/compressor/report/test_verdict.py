@@ -1,0 +1,172 @@
+"""The rules of recommendation, one case each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compressor.report import verdicts
+
+BASE = "fp32:onnx:cpu"
+INT8 = "int8:onnx:cpu"
+
+
+@pytest.fixture
+def base(engine: Any) -> Any:
+    return engine(BASE, role="baseline")
+
+
+def found(data: dict[str, Any], target: str = INT8) -> tuple[str | None, str]:
+    result = verdicts(data)
+    return result.recommended, next(line["text"] for line in result.lines if line["target"] == target)
+
+
+def test_a_fast_and_accurate_candidate_is_recommended(report: Any) -> None:
+    data = report()
+    chosen, line = found(data)
+    assert chosen == INT8
+    assert line.startswith(
+        "Recommended. 1.41× the speed of float (1.37–1.45); 3.77× smaller; top1 drop 0.15 points"
+    )
+    assert "budget of 1 point kept" in line
+    assert data["headline"].startswith(f"Use {INT8}: 1.41×")
+    assert [row["recommended"] for row in data["engines"]] == [False, True]
+
+
+def test_a_broken_budget_leaves_the_float_engine(report: Any, base: Any, engine: Any) -> None:
+    data = report([base, engine(INT8, drop=2.46, budget="broken")])
+    chosen, line = found(data)
+    assert chosen == BASE
+    assert line.startswith("Not recommended: the accuracy budget is broken. ")
+    assert data["headline"].startswith(f"The accuracy budget is broken. Use the float engine {BASE}")
+
+
+def test_int8_slower_than_float_is_never_recommended(report: Any, base: Any, engine: Any) -> None:
+    chosen, line = found(report([base, engine(INT8, speed=0.85)]))
+    assert chosen == BASE
+    assert line.startswith("Not recommended: it is slower than float. Slower than float: 0.85× its speed")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.99, 1.01, "it is no faster than float"),
+        (0.99, 1.30, "its speed-up is not proven"),
+        (None, None, "its speed-up is not proven"),
+    ],
+)
+def test_the_whole_interval_must_be_faster(
+    report: Any, base: Any, engine: Any, low: float | None, high: float | None, words: str
+) -> None:
+    row = engine(INT8)
+    row["latency"]["ratio_to_baseline"] = {"value": 1.0, "low": low, "high": high}
+    chosen, line = found(report([base, row]))
+    assert chosen == BASE
+    assert line.startswith(f"Not recommended: {words}")
+
+
+def test_the_measurer_of_the_ratio_has_the_word(report: Any, base: Any, engine: Any) -> None:
+    row = engine(INT8)
+    row["latency"]["ratio_to_baseline"] |= {"verdict": "undecided", "reason": "no larger than the noise"}
+    chosen, line = found(report([base, row]))
+    assert chosen == BASE
+    assert line.startswith("Not recommended: its speed-up is not proven (no larger than the noise).")
+
+
+def test_undecided_accuracy_may_be_recommended_but_is_said(report: Any, base: Any, engine: Any) -> None:
+    data = report([base, engine(INT8, drop=0.9, budget="undecided")])
+    chosen, line = found(data)
+    assert chosen == INT8
+    assert "budget of 1 point undecided: 650 samples are too few to tell" in line
+    assert "undecided" in data["headline"]
+
+
+def test_the_fastest_of_a_runtime_is_chosen_by_the_paired_ratio(report: Any, base: Any, engine: Any) -> None:
+    slow, fast = engine(INT8, speed=1.4), engine("int8+prune50:onnx:cpu", speed=2.1)
+    fast["latency"] |= {"p50_ms": 99.0, "p90_ms": 99.0, "p99_ms": 99.0}  # measured in a noisy hour
+    chosen, line = found(report([base, slow, fast]))
+    assert chosen == "int8+prune50:onnx:cpu"
+    assert "Not recommended: int8+prune50:onnx:cpu is faster" in line
+
+
+def test_a_float_engine_that_dominates_is_recommended(report: Any, base: Any, engine: Any) -> None:
+    other = engine("fp32:openvino:cpu", role="baseline", p50=9.0)
+    data = report([base, engine(INT8), other])
+    chosen, line = found(data)
+    assert chosen == "fp32:openvino:cpu"
+    assert "Not recommended: fp32:openvino:cpu is faster and more accurate" in line
+    half = engine("fp16:onnx:cpu", speed=1.6, drop=0.0)
+    assert verdicts(report([base, engine(INT8), half])).recommended == "fp16:onnx:cpu"
+
+
+def test_of_equally_fast_engines_the_most_accurate_wins(report: Any, base: Any, engine: Any) -> None:
+    data = report([base, engine(INT8, speed=1.41, drop=0.4), engine("fp16:onnx:cpu", speed=1.40, drop=0.0)])
+    assert verdicts(data).recommended == "fp16:onnx:cpu"
+
+
+def test_little_int8_is_said(report: Any, base: Any, engine: Any) -> None:
+    little = {"share_int8": 0.62, "float_islands": []}
+    assert (
+        "only 62.0 % of the compute runs in int8" in found(report([base, engine(INT8, precision=little)]))[1]
+    )
+    unknown = {"share_int8": None, "float_islands": []}
+    assert "of the compute" not in found(report([base, engine(INT8, precision=unknown)]))[1]
+    by_design = report([base, engine("int8-weight:onnx:cpu", precision=little)])
+    assert "of the compute" not in found(by_design, "int8-weight:onnx:cpu")[1]
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"), [(9.1, True), (11.5, True), (11.7, False), (38.0, False), (None, False)]
+)
+def test_kernels_that_saturate_are_said(
+    report: Any, base: Any, engine: Any, gap: float | None, said: bool
+) -> None:
+    row = engine(INT8, agreement={"top1": 0.908, "sqnr_db": 8.6}, simulation_gap={"sqnr_db": gap})
+    assert ("the kernels lose more than quantization itself" in found(report([base, row]))[1]) is said
+
+
+def unlabelled(engine: Any, **agreement: float | None) -> list[Any]:
+    rows = [
+        engine(BASE, role="baseline"),
+        engine(INT8, agreement={"top1": None, "sqnr_db": None, **agreement}),
+    ]
+    return [{**row, "metric": None, "drop": None} for row in rows]
+
+
+def test_without_labels_agreement_decides(report: Any, engine: Any) -> None:
+    facts = {"metric": None, "max_drop": None}
+    chosen, line = found(report(unlabelled(engine, top1=0.97, sqnr_db=19.0), **facts))
+    assert chosen == INT8
+    assert line.startswith("Recommended as far as agreement tells.")
+    assert "accuracy unknown (no labels)" in line
+    chosen, line = found(report(unlabelled(engine, top1=0.4, sqnr_db=3.0), **facts))
+    assert chosen == BASE
+    assert "its predictions agree with float on less than 90.0 %" in line
+    assert found(report(unlabelled(engine, sqnr_db=21.0), **facts))[0] == INT8
+    assert found(report(unlabelled(engine, sqnr_db=4.0), **facts))[0] == BASE
+    assert found(report(unlabelled(engine), **facts))[0] == BASE
+
+
+def test_without_a_budget_a_sure_loss_is_not_recommended(report: Any, base: Any, engine: Any) -> None:
+    broken = report([base, engine(INT8, drop=12.0, budget=None)], max_drop=None)
+    chosen, line = found(broken)
+    assert chosen == BASE
+    assert "surely loses more than 1 %" in line
+    assert found(report([base, engine(INT8, drop=0.3, budget=None)], max_drop=None))[0] == INT8
+
+
+def test_nothing_is_recommended_without_latency(report: Any, base: Any, engine: Any) -> None:
+    data = report([{**base, "latency": None}, engine(INT8, latency=None)])
+    assert found(data)[0] is None
+    assert data["headline"].startswith("No recommendation without latency.")
+
+
+def test_a_metric_that_is_better_low_rises(report: Any, base: Any, engine: Any) -> None:
+    data = report([base, engine(INT8, drop=0.002)], metric={"name": "mse", "higher_is_better": False})
+    assert "mse rise 0.0020 (" in found(data)[1]
+    assert "point" not in found(data)[1]
+
+
+def test_a_report_without_candidates_says_so(report: Any, base: Any) -> None:
+    assert report([base])["headline"] == "No compressed engine was made."
