@@ -183,7 +183,10 @@ def _quality_tiles(data: Data, engine: Data) -> list[Tile]:
     if drop:
         name = f"{data['metric']['name'] if data['metric'] else 'Accuracy'} drop"
         bounds = between(drop["low"], drop["high"])
-        held = f"; {drop['verdict']} (budget {budget(data['max_drop'])})" if drop["verdict"] else ""
+        judged = data["max_drop"] is not None
+        held = (
+            f"; {drop['verdict']} (budget {budget(data['max_drop'])})" if drop["verdict"] and judged else ""
+        )
         counted = points(drop["value"], data["metric"]).strip()
         tiles.append((name, f"{amount(drop['value'])} <small>{counted}</small>", bounds + held))
     else:
