@@ -21,28 +21,25 @@ from compressor.errors import DataError
 __all__ = ["Activations", "Batches", "Sample", "instrument", "samples", "unusable"]
 
 Array = NDArray[Any]
-Batches = Iterable[tuple[Sequence[int], Mapping[str, Array]]]
+Batches = Iterable[tuple[Sequence[int] | Array, Mapping[str, Array]]]
 _INLINE = 1 << 30  # bytes of weights that go into the file itself
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample's inputs (with a batch axis of 1), and its index in the data."""
+    """One sample's inputs (with a batch axis of 1, if the graph has one), and its index in the data."""
 
     index: int
     feeds: dict[str, Array]
 
 
 def samples(batches: Batches) -> Iterator[Sample]:
-    """Split batches (indices and input arrays) into samples, along axis 0 where it is the batch."""
+    """Split batches (indices and input arrays) along axis 0; a batch of one is a sample as it is."""
     for indices, inputs in batches:
         n = len(indices)
         for place, index in enumerate(indices):
-            feeds = {
-                name: array[place : place + 1] if n > 1 and array.shape[:1] == (n,) else array
-                for name, array in inputs.items()
-            }
-            yield Sample(int(index), feeds)
+            rows = slice(place, place + 1) if n > 1 else ...
+            yield Sample(int(index), {name: array[rows] for name, array in inputs.items()})
 
 
 def unusable(sample: Sample) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,10 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
     path = Path(folder, "observed.onnx")
     instrument(prepared, tensors, path)
     del prepared
-    batches = ((batch.indices, batch.inputs) for batch in stream(data))
+
+    def batches(start: int) -> Batches:
+        return ((batch.indices, batch.inputs) for batch in stream(data, start))
+
     key = digest(_VERSION, model["sha256"], file_digest(path), data["sha256"], data["binding"])
     low, high = chosen.codes
     grid = Grid(bits=(high - low).bit_length())
@@ -66,7 +69,7 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
 def observe(
     path: Path,
     tensors: Sequence[str],
-    batches: Batches,
+    batches: Callable[[int], Batches],
     folder: Path,
     *,
     key: str = "",
@@ -76,8 +79,8 @@ def observe(
 ) -> dict[str, Any]:
     """Calibrate the graph at `path`, which gives `tensors` (see `instrument`); returns as `calibrate` does.
 
-    `batches` always begin with the first sample; those that a checkpoint of the same `key` in `folder`
-    has seen are passed over. A checkpoint is written every `every` seconds.
+    `batches(start)` gives the data from sample number `start` on, which is where a checkpoint of the same
+    `key` in `folder` ends, or 0. A checkpoint is written every `every` seconds.
     """
     record = _resume(folder / CHECKPOINT, key, tensors, grid)
     activations = Activations(path, tensors)
@@ -132,14 +135,14 @@ def _resume(path: Path, key: str, tensors: Sequence[str], grid: Grid) -> Record:
 def _pass(
     record: Record,
     activations: Activations,
-    batches: Batches,
+    batches: Callable[[int], Batches],
     checkpoint: Path,
     total: int | None,
     every: float,
 ) -> None:
     """Run what the record has not seen yet: the only place where samples meet statistics."""
     saved = time.monotonic()
-    for unit in activations.units(_clean(record, batches)):
+    for unit in activations.units(_clean(record, batches(record.done))):
         for name, values in activations.run(unit):
             record.statistics[name].update(values, record.units)
         record.units += 1
@@ -150,12 +153,9 @@ def _pass(
 
 
 def _clean(record: Record, batches: Batches) -> Iterator[Sample]:
-    """Samples that the record has not seen, without those whose inputs are not finite."""
-    seen = record.done
-    for place, sample in enumerate(samples(batches)):
-        if place < seen:
-            continue
-        record.done = place + 1
+    """Samples whose inputs are finite; the record counts all and keeps the others' indices."""
+    for sample in samples(batches):
+        record.done += 1
         reason = unusable(sample)
         if reason:
             record.skipped.append((sample.index, reason))

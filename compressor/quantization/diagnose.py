@@ -113,7 +113,12 @@ def _accumulate(
 
 def _squares(wanted: Array, got: Array) -> Array:
     """Sums of squares of the signal and of the noise, over the elements that both hold finite."""
-    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    wanted, got = wanted.reshape(-1), got.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise = wanted - got
+        sums = np.array([wanted @ wanted, noise @ noise], np.float64)
+    if np.isfinite(sums).all():
+        return sums
     both = (np.abs(wanted) < LIMIT) & (np.abs(got) < LIMIT)
-    signal, noise = wanted[both], (wanted - got)[both]
+    signal, noise = wanted[both].astype(np.float64), noise[both].astype(np.float64)
     return np.array([signal @ signal, noise @ noise])

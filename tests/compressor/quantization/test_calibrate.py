@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from compressor import events
 from compressor.errors import DataError, UnsupportedError
 from compressor.quantization.activations import instrument
-from compressor.quantization.calibrate import left_out, observe, ranges
+from compressor.quantization.calibrate import calibrate, left_out, observe, ranges
+from compressor.store import file_digest
+from compressor.worker import call
 
 OBSERVERS = ("minmax", "moving-average", "percentile", "percentile:99.9", "entropy", "mse")
 TENSORS = ("image", "c", "r", "p", "y")
@@ -75,7 +78,14 @@ def batched(size: int, **arrays: NDArray) -> list:
 def run(folder: Path, model: onnx.ModelProto, tensors, batches, **options) -> dict:
     folder.mkdir(exist_ok=True)
     instrument(model, tensors, folder / "observed.onnx")
-    return observe(folder / "observed.onnx", tensors, batches, folder, **options)
+
+    def begin(start: int) -> Iterator:
+        for indices, inputs in batches:
+            left = [place for place, index in enumerate(indices) if index >= start]
+            if left:
+                yield [indices[place] for place in left], {k: v[left] for k, v in inputs.items()}
+
+    return observe(folder / "observed.onnx", tensors, begin, folder, **options)
 
 
 @pytest.fixture
@@ -202,6 +212,49 @@ def test_constant_data_are_warned_about(tmp_path: Path, warnings: list[str], x: 
 def test_varied_data_are_not_warned_about(tmp_path: Path, warnings: list[str]) -> None:
     run(tmp_path, convolution(), TENSORS, batched(4, image=images(8)))
     assert warnings == []
+
+
+def reference(folder: Path, batch: int = 8, **arrays: NDArray) -> tuple[dict, dict]:
+    """A model and a data reference as tasks get them."""
+    path = folder / "model.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(convolution()), path)
+    np.savez(folder / "data.npz", **arrays)
+    inputs = [{"name": "image", "dtype": "float32", "shape": ["N", 3, 8, 8]}]
+    data = {
+        "source": str(folder / "data.npz"),
+        "preprocess": None,
+        "binding": {"image": "image"},
+        "indices": None,
+        "batch": batch,
+        "inputs": inputs,
+        "sha256": file_digest(folder / "data.npz"),
+        "n": len(arrays["image"]),
+    }
+    return {"path": str(path), "sha256": file_digest(path), "inputs": inputs}, data
+
+
+def test_the_task_in_a_child_process(tmp_path: Path) -> None:
+    model, data = reference(tmp_path, image=images(20))
+    seen: list[dict] = []
+    arguments = {"model": model, "data": data, "scheme": "ort-x86-avx2", "folder": str(tmp_path)}
+    found = call("compressor.quantization.calibrate:calibrate", arguments, on_event=seen.append).value
+    assert (found["samples"], found["skipped"], found["masked"]) == (20, [], [])
+    assert found["sha256"] == file_digest(tmp_path / "ranges.npz")
+    assert seen[-1]["progress"] == {"label": "calibration", "done": 20, "total": 20}
+    kept = {entry.name for entry in tmp_path.iterdir()}
+    assert kept == {"model.onnx", "data.npz", "ranges.npz", "ranges.json"}
+    assert ranges(tmp_path, "minmax")["image"] == (images(20).min(), images(20).max())
+
+
+def test_the_task_names_a_bad_sample_by_its_index(tmp_path: Path, warnings: list[str]) -> None:
+    x = images(20)
+    x[9] = np.nan
+    model, data = reference(tmp_path, image=x)
+    np.save(tmp_path / "indices.npy", np.arange(5, 20))
+    data["indices"], data["n"] = str(tmp_path / "indices.npy"), 15
+    found = calibrate(model, data, "ort-x86-avx2", str(tmp_path))
+    assert (found["samples"], found["skipped"]) == (14, [9])
+    assert [line for line in warnings if "sample 9 left out: NaN in input 'image'" in line]
 
 
 CHILD = """
