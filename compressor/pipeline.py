@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compressor import machine, plugins, presets
+from compressor import machine, metrics, plugins, presets
 from compressor.delivery import deliver
 from compressor.errors import CompressError, StoreError, UnsupportedError, UsageError, WorkerError
 from compressor.intake import Data, load_data, load_model, resolve
@@ -103,6 +103,8 @@ class _Run:
 
     def __init__(self, options: Options, on_event: Listener | None) -> None:
         self.options = options
+        if options.metric:
+            metrics.check(options.metric)
         self.targets, self.skipped = resolve(options)
         self.recipe = Recipe.read(Path(options.recipe)) if options.recipe else None
         self.ladders = {target: self._ladder(target) for target in self.targets}
@@ -254,7 +256,7 @@ class _Run:
             return {}
         done = self.steps.run(
             "compare",
-            "serving.accuracy:compare",
+            "serving.accuracy:compare_task",
             {"metric": self.options.metric, "max_drop": self.options.max_drop},
             unkeyed={
                 "baseline": str(baseline.outputs.folder),
@@ -263,7 +265,6 @@ class _Run:
                 "labelled": self.data.labelled,
             },
             fresh=True,  # a metric may be the user's own code
-            writes=False,
             expected={},
             estimate=1.0,
         )
@@ -350,7 +351,6 @@ class _Run:
                 after=[engine.exported.key, *self.data.key("evaluation")],
                 measured=True,
                 fresh=name == "memory",
-                writes=False,
                 expected={},
                 estimate=2.0,
             ).value

@@ -65,7 +65,6 @@ class Steps:
         measured: bool = False,
         fresh: bool = False,
         light: bool = False,
-        writes: bool = True,
         expected: Any = None,
         estimate: float | None = None,
         threads: int | None = None,
@@ -75,9 +74,9 @@ class Steps:
 
         The key is made of the task, its version, `given`, the keys of the steps `after` which it comes,
         and the versions of the packages involved; `measured` adds the processor's instruction set. Paths
-        and what does not change the result go into `unkeyed`. A `fresh` step is never reused. A task that
-        `writes` gets a `folder`. `expected` stands for the result, and `estimate` (seconds) for the cost,
-        while planning.
+        and what does not change the result go into `unkeyed`. A `fresh` step is never reused. Each
+        task gets a `folder`. `expected` stands for the result, and `estimate` (seconds) for the cost, while
+        planning.
         """
         place = machine.instruction_set() if measured else ""
         key = digest(task, _version(task), given, sorted(after), _packages(), place)
@@ -89,14 +88,11 @@ class Steps:
         if stored:
             self._replay(name, stored.record)
             return Done(key, stored.record["value"], stored.folder)
-        arguments = {**given, **(unkeyed or {})}
-        if writes:
-            arguments["folder"] = str(self.store.begin(name, key))
+        arguments = {**given, **(unkeyed or {}), "folder": str(self.store.begin(name, key))}
         record = self._do(name, key, task, arguments, threads)
         if fresh:
             self.store.discard(name, key)
             return Done(key, record["value"], self.store.place(name, key))
-        self.store.begin(name, key)
         return Done(key, record["value"], self.store.finish(name, key, record).folder)
 
     def _do(

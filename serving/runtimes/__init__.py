@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from compressor import plugins
 from compressor.errors import DataError
 from compressor.model import TensorSpec
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Feeds = Mapping[str, Array]
 
-__all__ = ["Session", "check_feeds"]
+__all__ = ["Session", "availability", "check_feeds"]
 
 
 class Session(Protocol):
@@ -34,6 +35,16 @@ class Session(Protocol):
 
     def bind(self, feeds: Feeds) -> Callable[[], Any]:
         """Check `feeds` once and give a call that only runs the engine on them, for timing."""
+
+
+def availability(names: list[str]) -> dict[str, dict[str, Any]]:
+    """For each runtime: "reason" (why it cannot be used here, or None) and its "devices"; a task."""
+    found = {}
+    for name in names:
+        module = plugins.module("runtimes", name)
+        reason = module.available()
+        found[name] = {"reason": reason, "devices": [] if reason else list(module.devices())}
+    return found
 
 
 def check_feeds(specs: tuple[TensorSpec, ...], feeds: Feeds) -> None:
