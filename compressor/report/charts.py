@@ -117,7 +117,7 @@ def _axes(points: Sequence[Point], area: Box, up: bool, budget: float | None) ->
 
 def _grid(x: Scale, y: Scale, area: Box, title: str) -> str:
     parts = []
-    for tick in log_ticks(x.low, x.high, int((area.x1 - area.x0) / 75)):
+    for tick in log_ticks(x.low, x.high, 3 + int((area.x1 - area.x0) / 200)):
         place_x = x(tick)
         parts.append(f'<path class="gr" d="M{place_x:.1f} {area.y0}V{area.y1}"/>')
         parts.append(text(place_x, area.y1 + 16, _short(tick), anchor="middle"))
@@ -202,12 +202,12 @@ def forest(engines: Sequence[Mapping[str, Any]], width: int) -> str:
     bounds = [value for item in rows for value in _known(item["ratio_to_baseline"])]
     bounds += [value for item in rows if item["aa_noise"] for value in _known(item["aa_noise"])]
     low, high = min(0.95, *bounds), max(1.05, *bounds)
-    x = Scale(low / 1.04, high * 1.04, 10, width - 10, log=True)
+    x = Scale(low / 1.04, high * 1.04, 24, width - 24, log=True)
     floor = height - 40
     left, right = x(0.98), x(1.02)
     band = f'x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="{floor - top}"'
     parts = [f'<rect class="eq" {band}/>']
-    for tick in log_ticks(x.low, x.high, int(width / 90)):
+    for tick in log_ticks(x.low, x.high, 2 + int(width / 200)):
         parts.append(f'<path class="gr" d="M{x(tick):.1f} {top}V{floor}"/>')
         parts.append(text(x(tick), floor + 16, f"{_short(tick)}×", anchor="middle"))
     parts.append(f'<path class="one" d="M{x(1):.1f} {top}V{floor}"/>')

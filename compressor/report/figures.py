@@ -9,7 +9,7 @@ from compressor.report import charts, tables
 from compressor.report.svg import escape
 from compressor.report.text import budget, unit
 
-__all__ = ["accuracy_and_latency", "layer_errors", "speed"]
+__all__ = ["accuracy_and_latency", "layer_errors", "quality_name", "speed"]
 
 WIDE, NARROW = 1150, 350
 NAMED_WIDE, NAMED_NARROW = 14, 4
@@ -50,10 +50,8 @@ def accuracy_and_latency(data: Data) -> str:
         return ""
     line = _budget_line(data) if axis.is_metric else None
     missing = f" Not shown: {', '.join(left_out[:20])}." if left_out else ""
-    caption = (
-        "Up and to the left is better. Bars are 95 % intervals of the difference from float: "
-        f"vertical of the drop, horizontal of the speed.{missing}"
-    )
+    bars = "vertical of the drop, horizontal of the speed" if axis.is_metric else "horizontal of the speed"
+    caption = f"Up and to the left is better. Bars are 95 % intervals: {bars}, against float.{missing}"
 
     def draw(width: int) -> str:
         named = len(points) <= (NAMED_WIDE if width == WIDE else NAMED_NARROW)
@@ -63,6 +61,11 @@ def accuracy_and_latency(data: Data) -> str:
 
     legend = _scatter_legend(data, line is not None)
     return f"<figure>{legend}{_both(draw)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def quality_name(data: Data) -> str:
+    """What `accuracy_and_latency` shows on its vertical axis, for the heading."""
+    return "Accuracy" if _axis(data).is_metric else "Agreement"
 
 
 def _scatter_legend(data: Data, with_budget: bool) -> str:

@@ -35,7 +35,7 @@ def render(data: Data) -> str:
     """The whole page for validated report data; below 300 kB for a dozen engines of 200 layers."""
     sections = (
         _top(data),
-        _figure("Accuracy and latency", figures.accuracy_and_latency(data)),
+        _figure(f"{figures.quality_name(data)} and latency", figures.accuracy_and_latency(data)),
         _section("Engines", tables.engines(data)),
         _figure("Speed against float", figures.speed(data)),
         _islands(data),

@@ -287,6 +287,7 @@ def test_sections_appear_when_there_is_something_to_show(report: Any, engine: An
     ]
     heads = read(render(report(**no_latency(engine, layers)))).heads
     assert "Accuracy and latency" not in heads
+    assert read(render(report(**no_metric(engine, layers)))).heads[0] == "Agreement and latency"
     assert "Speed against float" not in heads
     assert "What was tried" not in read(render(report(rungs=[]))).heads
 
