@@ -33,7 +33,7 @@ def latency(
     wall time for everything, shared by the `batches` (default [1]); it is kept to within 30 % unless
     opening the sessions and calling each twice takes longer.
 
-    Returns {"engines": [row of each engine], "notes": [...]}, where a row holds, for the first batch size:
+    Returns {"engines": [row of each engine]}, where a row holds, for the first batch size:
     "batch", "threads", "p50_ms", "p90_ms", "p99_ms" (null and a "..._reason" when there are too few
     calls to claim it), "p50_interval_ms" ... ([low, high] or null), "mean_ms", "n" (calls timed),
     "clusters" (fresh sessions), "cpu_ms" (CPU time of the process per call), "throughput_per_s"
@@ -53,4 +53,4 @@ def latency(
             write_json(checkpoint, bench.rows(size, seconds / len(sizes)))
         results.append(json.loads(checkpoint.read_text()))
     rows = [{**first, "batches": list(rest)} for first, *rest in zip(*results, strict=True)]
-    return {"engines": rows, "notes": bench.notes}
+    return {"engines": rows}

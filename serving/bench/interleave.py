@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -28,8 +28,9 @@ _REFILL = 0.05
 """A call shorter than this is made once, untimed, at the start of a block: it finds the caches full of
 another engine's data, which a deployed engine does not. In a longer call that is lost in the whole."""
 _MAX_CLUSTERS = 32
+_WANTED_CLUSTERS = 8
 _FIRST_WARM_UP = (0.2, 10)
-_LATER_WARM_UP = (0.02, 3)
+_LATER_WARM_UP = (0.02, 2)
 _LONGEST_WARM_UP = 2.0
 
 
@@ -76,9 +77,9 @@ def interleave(
 ) -> Measured:
     """Time the lanes for about `seconds`. Lane 0 is the baseline, the last one its control.
 
-    A lane opens a fresh session and gives its calls. Sessions are opened anew as often as leaves half of
-    the time for measuring, up to 32 times. One call in every lane is timed even if `seconds` is too
-    short for it; then the control is left out. `on_progress` hears the seconds that have passed.
+    A lane opens a fresh session and gives its calls. Sessions are opened anew as often as the time
+    allows, up to 32 times. One call in every lane is timed even if `seconds` is too short for it; then
+    the control is left out. `on_progress` hears the seconds that have passed.
     """
     started = time.perf_counter()
     deadline = started + seconds
@@ -105,7 +106,7 @@ def interleave(
 
 
 def _open(
-    lanes: list[Callable[[], Calls]], numbers: Any, rng: np.random.Generator
+    lanes: list[Callable[[], Calls]], numbers: Sequence[int], rng: np.random.Generator
 ) -> tuple[list[_Lane], float]:
     """Open sessions in random order, since the first may get the better memory; gives the seconds it took."""
     begin = time.perf_counter()
@@ -162,9 +163,15 @@ def _later_warm_up(cost: float) -> float:
 
 
 def _clusters_that_fit(remaining: float, opening: float, opened: list[_Lane], most: int) -> int:
-    """How many clusters, the open one included, leave each at least as long for timing as for opening."""
-    each = opening + max(opening, sum(lane.block for lane in opened))
-    return max(1, min(most, int((remaining + opening) / each)))
+    """How many clusters, the open one included, leave each at least as long for timing as for opening.
+
+    If these are few, more of them are worth more than many passes in each.
+    """
+    one_pass = sum(lane.block for lane in opened)
+    fit = int((remaining + opening) / (opening + max(opening, one_pass)))
+    if fit < _WANTED_CLUSTERS:
+        fit = min(_WANTED_CLUSTERS, int((remaining + opening) / (opening + one_pass)))
+    return max(1, min(most, fit))
 
 
 def _measure(opened: list[_Lane], until: float, rng: np.random.Generator) -> Cluster:

@@ -38,7 +38,6 @@ class Bench:
         self.threads = threads
         self.data = data
         self.seed = seed
-        self.notes: list[str] = []
 
     def rows(self, size: int, seconds: float) -> list[dict[str, Any]]:
         """One row for each engine at one batch size."""
@@ -51,6 +50,11 @@ class Bench:
             events.progress(f"latency, batch {size}", min(round(passed), round(seconds)), round(seconds))
 
         measured = interleave(lanes, seconds, rng, progress)
+        if not measured.control:
+            events.warn(
+                f"latency, batch {size}: {seconds:g} s are too short for two calls of every engine, so there "
+                "is no A/A control and no claim about speed"
+            )
         return self.summary(measured, size, rng)
 
     def allowed(self, size: int) -> int:

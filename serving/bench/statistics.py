@@ -54,7 +54,7 @@ def verdict(speed: dict[str, float | None], noise: dict[str, float | None] | Non
     if low is None or high is None:
         return (
             "undecided",
-            f"fewer than {MIN_CLUSTERS} fresh pairs of sessions fit into the time; allow more seconds",
+            f"fewer than {MIN_CLUSTERS} sets of fresh sessions fit into the time; allow more seconds",
         )
     spread = [abs(np.log(edge)) for edge in (noise or {}).values() if edge is not None]
     band = max([np.log1p(BAND), *spread])
