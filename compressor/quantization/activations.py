@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from compressor.errors import DataError
 
-__all__ = ["Activations", "Batches", "Sample", "instrument", "samples", "unusable"]
+__all__ = ["Activations", "Batches", "Sample", "samples", "unusable"]
 
 Array = NDArray[Any]
 Batches = Iterable[tuple[Sequence[int] | Array, Mapping[str, Array]]]
-_INLINE = 1 << 30  # bytes of weights that go into the file itself
 
 
 @dataclass(frozen=True)
@@ -50,42 +49,22 @@ def unusable(sample: Sample) -> str | None:
     return None
 
 
-def instrument(model: Any, tensors: Sequence[str], path: Path) -> None:
-    """Write the `onnx.ModelProto` to `path` with `tensors` among its outputs.
-
-    Weights of more than 1 GiB in all move from `model` into a file beside `path`.
-    """
-    import onnx
-
-    known = {value.name for value in (*model.graph.input, *model.graph.output)}
-    declared = len(model.graph.output)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    beside = f"{path.name}.data" if weights > _INLINE else None
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-    onnx.save_model(model, path, save_as_external_data=beside is not None, location=beside)
-    del model.graph.output[declared:]
-
-
 class Activations:
-    """A graph made by `instrument`, opened in onnxruntime on the CPU.
+    """`tensors` of a graph that `write_segments` wrote, from onnxruntime on the CPU.
 
     `exact` turns every graph optimization off: Q/DQ pairs are then simulated in float.
     """
 
-    def __init__(self, path: Path, tensors: Sequence[str], *, exact: bool = False) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", 0))
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if exact:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.inputs = {value.name: tuple(value.shape) for value in self._session.get_inputs()}
-        self._given = [name for name in tensors if name in self.inputs]
-        self._made = [name for name in tensors if name not in self.inputs]
+    def __init__(self, segments: Sequence[Path], tensors: Sequence[str], *, exact: bool = False) -> None:
+        self._wanted = dict.fromkeys(tensors)
+        self._segments = [_Segment.open(path, exact) for path in segments]
+        made = {name for segment in self._segments for name in segment.outputs}
+        self.inputs = {
+            name: shape
+            for segment in self._segments
+            for name, shape in segment.inputs.items()
+            if name not in made
+        }
 
     @property
     def batch(self) -> int:
@@ -111,25 +90,58 @@ class Activations:
             yield _together(waiting + waiting[-1:] * (self.batch - len(waiting)))
 
     def run(self, sample: Sample) -> Iterator[tuple[str, Array]]:
-        """Each tensor's name and value; a value is let go before the next one is handed out.
+        """Each tensor's name and value, in the order in which the graph makes them.
 
-        Raises `DataError` if the graph cannot run on the sample.
+        A value is let go as soon as nothing reads it any more. Raises `DataError` if the graph cannot run
+        on the sample.
         """
+        values = dict(sample.feeds)
+        yield from ((name, values[name]) for name in self._wanted if name in values)
+        for place, segment in enumerate(self._segments):
+            made = segment.run({name: values[name] for name in segment.inputs}, sample.index)
+            later = {name for after in self._segments[place + 1 :] for name in after.inputs}
+            values = {name: value for name, value in values.items() if name in later}
+            for name in segment.outputs:
+                value = made.pop(name)
+                if name in later:
+                    values[name] = value
+                if name in self._wanted:
+                    yield name, value
+
+
+@dataclass(frozen=True)
+class _Segment:
+    session: Any
+    inputs: dict[str, tuple[int | str | None, ...]]
+    outputs: list[str]
+
+    @classmethod
+    def open(cls, path: Path, exact: bool) -> _Segment:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", 0))
+        options.enable_cpu_mem_arena = False  # every segment would keep one of its own
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if exact:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        inputs = {value.name: tuple(value.shape) for value in session.get_inputs()}
+        return cls(session, inputs, [value.name for value in session.get_outputs()])
+
+    def run(self, feeds: Mapping[str, Array], index: int) -> dict[str, Array]:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-        feeds = {name: array for name, array in sample.feeds.items() if name in self.inputs}
-        yield from ((name, feeds[name]) for name in self._given)
         try:
-            values = self._session.run(self._made, feeds) if self._made else []
+            values = self.session.run(self.outputs, feeds)
         except (state.Fail, state.InvalidArgument, state.RuntimeException, state.NotImplemented) as error:
             reason = str(error).splitlines()[0]
-            raise DataError(f"the model cannot run on sample {sample.index}: {reason}") from error
-        for place, name in enumerate(self._made):
-            value, values[place] = values[place], None
-            yield name, value
+            raise DataError(f"the model cannot run on sample {index}: {reason}") from error
+        return dict(zip(self.outputs, values, strict=True))
 
 
-def _fills(sample: Sample, inputs: Mapping[str, tuple[int | str, ...]]) -> bool:
+def _fills(sample: Sample, inputs: Mapping[str, tuple[int | str | None, ...]]) -> bool:
     return all(array.shape[:1] == inputs[name][:1] for name, array in sample.feeds.items() if name in inputs)
 
 

@@ -22,9 +22,10 @@ import numpy as np
 
 from compressor import events
 from compressor.errors import DataError, UnsupportedError
-from compressor.quantization.activations import Activations, Batches, Sample, instrument, samples, unusable
+from compressor.quantization.activations import Activations, Batches, Sample, samples, unusable
 from compressor.quantization.observers import Grid, TensorStatistics, observer_named
 from compressor.quantization.observers.record import Record
+from compressor.quantization.segments import write_segments
 from compressor.store import digest, file_digest, write_json
 
 __all__ = ["calibrate", "left_out", "observe", "ranges"]
@@ -50,24 +51,25 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
     prepared = graph.prepare(Path(model["path"]))
     chosen = schemes.named(scheme)
     tensors = placement.tensors(prepared, chosen)
-    path = Path(folder, "observed.onnx")
-    instrument(prepared, tensors, path)
+    segments = write_segments(prepared, tensors, Path(folder), "observed")
     del prepared
 
     def batches(start: int) -> Batches:
         return ((batch.indices, batch.inputs) for batch in stream(data, start))
 
-    key = digest(_VERSION, model["sha256"], file_digest(path), data["sha256"], data["binding"])
+    key = digest(
+        _VERSION, model["sha256"], [file_digest(path) for path in segments], data["sha256"], data["binding"]
+    )
     low, high = chosen.codes
     grid = Grid(bits=(high - low).bit_length())
-    found = observe(path, tensors, batches, Path(folder), key=key, grid=grid, total=data.get("n"))
-    for leftover in Path(folder).glob(f"{path.name}*"):
+    found = observe(segments, tensors, batches, Path(folder), key=key, grid=grid, total=data.get("n"))
+    for leftover in Path(folder).glob("observed-*"):
         leftover.unlink()
     return found
 
 
 def observe(
-    path: Path,
+    segments: Sequence[Path],
     tensors: Sequence[str],
     batches: Callable[[int], Batches],
     folder: Path,
@@ -77,13 +79,13 @@ def observe(
     total: int | None = None,
     every: float = 5.0,
 ) -> dict[str, Any]:
-    """Calibrate the graph at `path`, which gives `tensors` (see `instrument`); returns as `calibrate` does.
+    """Calibrate a graph in segments (see `write_segments`) that give `tensors`; returns as `calibrate` does.
 
     `batches(start)` gives the data from sample number `start` on, which is where a checkpoint of the same
     `key` in `folder` ends, or 0. A checkpoint is written every `every` seconds.
     """
     record = _resume(folder / CHECKPOINT, key, tensors, grid)
-    activations = Activations(path, tensors)
+    activations = Activations(segments, tensors)
     _pass(record, activations, batches, folder / CHECKPOINT, total, every)
     _check(record)
     record.save(folder / RANGES)

@@ -17,11 +17,11 @@ from compressor.quantization.activations import (
     Array,
     Batches,
     Sample,
-    instrument,
     samples,
     unusable,
 )
 from compressor.quantization.observers.statistics import LIMIT
+from compressor.quantization.segments import write_segments
 
 __all__ = ["COMPUTE", "compare", "diagnose", "sqnr"]
 
@@ -68,10 +68,10 @@ def compare(
     tensors = [node.output[0] for node in layers]
     pair = []
     for name, model, exact in (("float", reference, False), ("quantized", quantized, True)):
-        path = folder / f"diagnose-{name}.onnx"
-        instrument(model, tensors, path)
-        pair.append(Activations(path, tensors, exact=exact))
-        path.unlink()
+        segments = write_segments(model, tensors, folder, f"diagnose-{name}")
+        pair.append(Activations(segments, tensors, exact=exact))
+        for path in folder.glob(f"diagnose-{name}-*"):
+            path.unlink()
     sums = {tensor: np.zeros(2) for tensor in tensors}
     count = _accumulate(pair[0], pair[1], _usable(batches, limit), sums, limit)
     if not count:
@@ -105,10 +105,23 @@ def _accumulate(
     """Add up squares of signal and noise; one layer's pair of tensors is compared at a time."""
     count = 0
     for count, unit in enumerate(reference.units(found), 1):
-        for (tensor, wanted), (_, got) in zip(reference.run(unit), other.run(unit), strict=True):
+        for tensor, wanted, got in _paired(reference.run(unit), other.run(unit)):
             sums[tensor] += _squares(wanted, got)
         events.progress("diagnosis", count, total)
     return count
+
+
+def _paired(
+    wanted: Iterator[tuple[str, Array]], got: Iterator[tuple[str, Array]]
+) -> Iterator[tuple[str, Array, Array]]:
+    """Meet tensors of one name; the two graphs may make them in slightly different orders."""
+    waiting: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+    for both in zip(wanted, got, strict=True):
+        for side, (name, value) in enumerate(both):
+            waiting[side][name] = value
+        for name in {both[0][0], both[1][0]}:
+            if name in waiting[0] and name in waiting[1]:
+                yield name, waiting[0].pop(name), waiting[1].pop(name)
 
 
 def _squares(wanted: Array, got: Array) -> Array:
