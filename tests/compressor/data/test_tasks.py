@@ -247,7 +247,8 @@ def test_states_and_scalars_are_given_whole(tmp_path: Path) -> None:
 
 def test_ragged_batches_flow_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ragged_data.py").write_text(
-        "import numpy as np\ndef batches():\n    for n in (3, 5):\n        yield {'ids': np.full((4, n), n)}\n"
+        "import numpy as np\n\n"
+        "def batches():\n    for n in (3, 5):\n        yield {'ids': np.full((4, n), n)}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
