@@ -13,7 +13,7 @@ __all__ = ["accuracy_and_latency", "layer_errors", "quality_name", "speed"]
 
 WIDE, NARROW = 1150, 350
 NAMED_WIDE, NAMED_NARROW = 14, 4
-WORST, HINTED = 8, 300
+WORST, HINTED, FEW = 8, 300, 8
 Data = Mapping[str, Any]
 Value = tuple[float, charts.Bounds | None]
 
@@ -171,7 +171,9 @@ def _layer_part(target: str, items: Sequence[Data], *, is_open: bool, hints: boo
     known = [index for index, item in enumerate(items) if item["sqnr_db"] is not None]
     worst = sorted(known, key=lambda index: items[index]["sqnr_db"])[:WORST]
     red = set(worst[: max(1, len(items) // 4)])
-    drawn = _both(lambda width: charts.layers(items, red, width, hints=hints and width == WIDE))
+    drawn = ""
+    if len(items) >= FEW:
+        drawn = _both(lambda width: charts.layers(items, red, width, hints=hints and width == WIDE))
     return (
         f"<details{' open' if is_open else ''}><summary>{tables.code(target, 120)}</summary>"
         f"<figure>{drawn}</figure>{tables.worst_layers(items, worst)}</details>"

@@ -91,7 +91,7 @@ def _engine_columns(data: Data) -> list[Column]:
         ("p50 / p90 / p99, ms", _latency),
         ("Speed", _speed),
         (name, lambda engine: _estimate(engine["metric"])),
-        ("Drop", _drop),
+        ("Drop", lambda engine: _drop(engine["drop"])),
         ("Agreement", _agreement),
         ("In int8", _int8),
         ("CPU, ms", lambda engine: _plain(engine["cpu_ms"], milliseconds)),
@@ -134,12 +134,12 @@ def _estimate(value: Data | None) -> str | None:
     return _number(amount(value["value"]), between(value["low"], value["high"])) if value else None
 
 
-def _drop(engine: Data) -> str | None:
-    drop = engine["drop"]
+def _drop(drop: Data | None) -> str | None:
     if not drop:
         return None
-    kind = {"kept": "good", "broken": "bad", "undecided": "warn", None: ""}[drop["verdict"]]
-    badge = f'<span class="badge {kind}">{drop["verdict"]}</span>' if drop["verdict"] else ""
+    verdict = drop.get("verdict")
+    kind = {"kept": "good", "broken": "bad", "undecided": "warn"}.get(verdict or "", "")
+    badge = f'<span class="badge {kind}">{verdict}</span>' if verdict else ""
     return _number(amount(drop["value"]) + badge, between(drop["low"], drop["high"]))
 
 
@@ -203,8 +203,9 @@ def rungs(data: Data) -> str:
 
 
 def _any(value: Data | float | None) -> str:
+    """A rung's metric or drop, with or without interval and verdict."""
     if isinstance(value, Mapping):
-        return _estimate(value) or ""
+        return _drop(value) or ""
     return _number(amount(value))
 
 
