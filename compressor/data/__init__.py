@@ -16,7 +16,7 @@ from compressor.data._types import Batch, DataOptions, Dataset
 
 if TYPE_CHECKING:
     from compressor.data._stream import stream
-    from compressor.data._tasks import describe, describe_task, split, split_task
+    from compressor.data._tasks import describe, describe_task, split
 
 __all__ = [
     "Batch",
@@ -28,7 +28,6 @@ __all__ = [
     "open_dataset",
     "parse_preprocess",
     "split",
-    "split_task",
     "stream",
 ]
 
@@ -39,10 +38,7 @@ def __getattr__(name: str) -> Any:
     """Import what needs numpy when it is first asked for."""
     import importlib
 
-    home = {
-        "stream": "_stream",
-        **dict.fromkeys(("describe", "describe_task", "split", "split_task"), "_tasks"),
-    }
+    home = {"stream": "_stream", **dict.fromkeys(("describe", "describe_task", "split"), "_tasks")}
     if name not in home:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home[name]}"), name)

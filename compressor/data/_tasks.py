@@ -20,7 +20,7 @@ from compressor.errors import DataError
 from compressor.model import TensorSpec
 from compressor.store import digest
 
-__all__ = ["describe", "describe_task", "split", "split_task"]
+__all__ = ["describe", "describe_task", "split"]
 
 _CHUNK = 64
 
@@ -104,9 +104,6 @@ def split(
         **{name: _write(Path(folder), name, part, dataset.sha256) for name, part in parts.items()},
         "left_out": [int(place) for place in bad],
     }
-
-
-split_task = split
 
 
 def _wanted(calibration: int, sound: int, group: int, held_out: bool) -> int:

@@ -24,7 +24,7 @@ class Scores:
     """A metric on n samples.
 
     `values`, shape (n,), are per sample: bool for proportions (whose `value` is in percent), float64
-    otherwise, NaN where an output was not finite. A metric of the whole set has `whole` instead, which
+    otherwise, NaN where there is none. A metric of the whole set has `whole` instead, which
     gives it for the samples at some positions. `nonfinite` counts samples with NaN or infinite outputs.
     """
 
@@ -99,10 +99,11 @@ def evaluate(metric: str, outputs: _Outputs, labels: _Array) -> Scores:
 def _values(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: _Array) -> _Array:
     """One score a sample. A class decided from NaN counts as wrong; an error from NaN is NaN."""
     if metric in ("top1", "top5"):
-        return _ranked(_output(arrays, labels, (1, 2), metric), labels, int(metric[3:])) & finite
+        scores = _output(arrays, labels, (1, 2), metric)
+        return _ranked(scores, labels, int(metric[3:])) & _known(scores)
     if metric.startswith("binary"):
-        threshold = 0.5 if metric == "binary" else 0.0
-        return np.equal(_output(arrays, labels, (1,), metric) > threshold, labels > 0) & finite
+        scores = _output(arrays, labels, (1,), metric)
+        return np.equal(scores > (0.5 if metric == "binary" else 0.0), labels > 0) & _known(scores)
     got = _same_shape(arrays, labels, metric)
     with np.errstate(invalid="ignore", over="ignore"):
         error = got.astype(np.float64) - _flat(labels).astype(np.float64)
@@ -111,8 +112,18 @@ def _values(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: _
     return np.where(finite, values, np.nan)
 
 
+def _known(scores: _Array) -> _Array:
+    """Samples without NaN. An infinite score has its place in an order."""
+    if scores.dtype.kind != "f":
+        return np.ones(len(scores), bool)
+    known: _Array = ~np.isnan(scores).reshape(len(scores), -1).any(1)
+    return known
+
+
 def _ranked(scores: _Array, labels: _Array, k: int) -> _Array:
     """Whether the label is among the k highest; of equal scores the lower class goes first, as in argmax."""
+    if (labels != np.rint(labels)).any():
+        raise DataError(f"metric top{k} needs labels that are class numbers, but they have fractions")
     if scores.ndim == 1:
         if k > 1:
             raise DataError(f"metric top{k} needs scores of each class, but the output holds class numbers")
@@ -169,19 +180,16 @@ def _of_user(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: 
 
     result = call(slice(None))
     higher = bool(getattr(function, "higher_is_better", True))
+    bad = int((~finite).sum())
     if result.dtype.kind not in "biuf" or result.shape not in ((), (1,), (len(labels),)):
         raise DataError(
             f"metric {metric} gave {result.dtype} of shape {result.shape}; "
             f"it must give one number, or one for each of the {len(labels)} samples"
         )
     if result.shape == (len(labels),):
-        values = result if result.dtype == bool else result.astype(np.float64)
-        bad = ~finite if values.dtype == bool else ~finite | ~np.isfinite(values)
-        values = values & finite if values.dtype == bool else np.where(bad, np.nan, values)
-        return Scores(metric, higher, len(labels), int(bad.sum()), values=values)
-    return Scores(
-        metric, higher, len(labels), int((~finite).sum()), whole=lambda rows: float(call(rows).reshape(()))
-    )
+        values = result if result.dtype == bool else np.where(np.isfinite(result), result, np.nan)
+        return Scores(metric, higher, len(labels), bad, values=values)
+    return Scores(metric, higher, len(labels), bad, whole=lambda rows: float(call(rows).reshape(())))
 
 
 def _finite_rows(arrays: Mapping[str, _Array], n: int) -> _Array:

@@ -487,3 +487,19 @@ def test_all_names_are_there() -> None:
         assert getattr(metrics, name)
     with pytest.raises(AttributeError):
         metrics.nothing  # noqa: B018
+
+
+def test_an_infinite_score_has_a_place_in_the_order() -> None:
+    masked = np.where(SCORES == 0, -np.inf, SCORES).astype(np.float32)
+    result = metrics.measure(metrics.evaluate("top1", masked, np.array([1, 0, 1, 0])))
+    assert (result["value"], result["nonfinite"]) == (100.0, 2)
+    found = metrics.agreement({"y": masked}, {"y": masked})
+    assert (found["top1"], found["nonfinite"], found["nonfinite_reference"]) == (1.0, 0, 2)
+    assert found["sqnr_db"] == 200.0
+
+
+def test_labels_with_fractions_are_no_classes() -> None:
+    with pytest.raises(DataError, match="class numbers, but they have fractions"):
+        metrics.evaluate("top1", SCORES, np.array([0.5, 1, 0, 2]))
+    whole = metrics.evaluate("top1", SCORES, np.array([1.0, 0.0, 1.0, 0.0]))
+    assert metrics.measure(whole)["value"] == 100.0

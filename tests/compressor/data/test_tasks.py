@@ -267,7 +267,7 @@ def test_the_tasks_run_in_a_child(tmp_path: Path) -> None:
     facts = worker.call("compressor.data:describe_task", given).value
     assert facts["n"] == 40
     more = {"calibration": 8, "seed": 0, "held_out": True}
-    found = worker.call("compressor.data:split_task", {**given, **more}).value
+    found = worker.call("compressor.data:split", {**given, **more}).value
     assert found["calibration"]["n"] == 8
     with pytest.raises(DataError, match="no such file"):
         worker.call("compressor.data:describe_task", {**given, "source": "nowhere"})
