@@ -116,8 +116,7 @@ def _known(scores: _Array) -> _Array:
     """Samples without NaN. An infinite score has its place in an order."""
     if scores.dtype.kind != "f":
         return np.ones(len(scores), bool)
-    known: _Array = ~np.isnan(scores).reshape(len(scores), -1).any(1)
-    return known
+    return np.asarray(~np.isnan(scores).reshape(len(scores), -1).any(1))
 
 
 def _ranked(scores: _Array, labels: _Array, k: int) -> _Array:
