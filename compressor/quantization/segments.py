@@ -39,7 +39,8 @@ def write_segments(model: ModelProto, tensors: Sequence[str], folder: Path, stem
         reads = {name for node in piece for name in _reads(node)}
         reads -= {name for node in piece for name in node.output}
         later |= reads
-        segments.append((piece, reads, made))
+        if made:
+            segments.append((piece, reads, made))
     paths = []
     for number, (piece, reads, made) in enumerate(reversed(segments)):
         paths.append(folder / f"{stem}-{number}.onnx")

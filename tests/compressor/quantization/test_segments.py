@@ -64,6 +64,13 @@ def test_nodes_behind_the_last_tensor_are_left_out(tmp_path: Path) -> None:
     assert [name for name, _ in Activations([path], ["x", "t3"]).run(Sample(0, {"x": X}))] == ["x", "t3"]
 
 
+def test_inputs_alone_need_no_piece(tmp_path: Path) -> None:
+    assert write_segments(chain(3), ["x"], tmp_path, "piece") == []
+    ((name, value),) = Activations([], ["x"]).run(Sample(0, {"x": X}))
+    assert name == "x"
+    assert np.array_equal(value, X)
+
+
 def _branch() -> list[onnx.NodeProto]:
     """If(true) that reads t1 and t25 from outside of its subgraphs."""
 
