@@ -30,7 +30,7 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
     content: dict[str, Any] = {
         "version": 1,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": _command(),
         "seed": options.seed,
         "machine": machine.facts(),
         "model": {
@@ -54,6 +54,12 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
         report = Report(content)
         report.save(folder)
     return report
+
+
+def _command() -> list[str]:
+    """What was typed; the Python API has no command line."""
+    name = Path(sys.argv[0]).name
+    return ["compress", *sys.argv[1:]] if name in ("compress", "cli.py") else ["python", *sys.argv]
 
 
 def _place(options: Options, row: dict[str, Any], content: dict[str, Any]) -> None:
