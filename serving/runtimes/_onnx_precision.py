@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ def _load(path: Path) -> onnx.ModelProto:
 def read_operators(
     model: onnx.ModelProto, events: list[dict[str, Any]], shapes: dict[str, Shape]
 ) -> list[Operator]:
-    """The nodes of the profile's last run, in order of execution, joined with their nodes in the graph."""
+    """What the profile's last run executed, in order, joined with the graph; times are medians over runs."""
     nodes = _NodeIndex(model.graph)
     known = {**shapes, **nodes.initializers}
     operators = []
@@ -143,12 +145,26 @@ def read_operators(
     return operators
 
 
-def _last_run(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    starts = [event["ts"] for event in events if event.get("name") == "model_run"]
+def _last_run(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The node events of the last run, each with the median of its times over the runs that went alike.
+
+    The first run, which allocates memory, is left out unless it is the only one.
+    """
+    runs = _runs(events)
+    runs = runs[1:] or runs
+    names = [event["name"] for event in runs[-1]]
+    alike = [run for run in runs if [event["name"] for event in run] == names]
+    return [{**same[-1], "dur": median(event["dur"] for event in same)} for same in zip(*alike, strict=True)]
+
+
+def _runs(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Node events, by run; a run's own event begins when it does."""
+    starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    runs: list[list[dict[str, Any]]] = [[] for _ in starts]
     for event in events:
-        timed = event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
-        if timed and event["ts"] >= max(starts, default=0):
-            yield event
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            runs[bisect_right(starts, event["ts"]) - 1].append(event)
+    return runs
 
 
 class _NodeIndex:

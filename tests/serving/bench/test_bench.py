@@ -49,7 +49,7 @@ def test_figures_agree_with_each_other(make_mlp: Any, tmp_path: Path) -> None:
         assert 0 < entry["p50_ms"] <= entry["p90_ms"] <= entry["p99_ms"]
         assert entry["p50_interval_ms"][0] <= entry["p50_ms"] <= entry["p50_interval_ms"][1]
         assert entry["throughput_per_s"] * entry["mean_ms"] / 1000 == pytest.approx(size)
-        assert 0.3 < entry["cpu_ms"] / entry["mean_ms"] < 1.2
+        assert 0 < entry["cpu_ms"] < 1.2 * entry["mean_ms"]
         assert entry["inputs"] == "made-up"
 
 
