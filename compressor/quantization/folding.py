@@ -1,8 +1,9 @@
 """Rewrites that fold constant work into the layer beside it, each of them exact in real arithmetic.
 
-Batch normalization and channel-wise Mul/Add/Sub/Div go into the Conv, ConvTranspose or Gemm before them,
-zero padding into the Conv after it, alpha and beta into a Gemm's constants, and MatMul + bias on matrices
-becomes Gemm. A float runtime does these itself; with quantization pairs in between it no longer can.
+A mean over an image becomes a pool. Batch normalization and channel-wise Mul/Add/Sub/Div go into the Conv,
+ConvTranspose or Gemm before them, zero padding into the Conv after it, alpha and beta into a Gemm's
+constants, and MatMul + bias on matrices becomes Gemm. A float runtime does these itself; with quantization
+pairs in between it no longer can.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ _LAYERS = {"Conv", "ConvTranspose", "Gemm"}
 
 def fold(model: ModelProto) -> None:
     """Apply all rewrites, each as often as it fits."""
-    for rewrite in (_drop_identity, _pad_into_conv, _matmul_to_gemm, _gemm_constants, _affine_into_layer):
+    for rewrite in (
+        _drop_identity,
+        _sum_to_add,
+        _mean_to_pool,
+        _pad_into_conv,
+        _matmul_to_gemm,
+        _gemm_constants,
+        _affine_into_layer,
+    ):
         view = View(model)
         for node in list(model.graph.node):
             rewrite(view, node)
@@ -51,6 +60,33 @@ def _drop_identity(view: View, node: NodeProto) -> None:
         return
     view.remove(node)
     view.redirect(target, source)
+
+
+def _sum_to_add(view: View, node: NodeProto) -> None:
+    """A Sum of two is an Add, which has an integer kernel."""
+    if node.op_type == "Sum" and len(node.input) == 2:
+        node.op_type = "Add"
+
+
+def _mean_to_pool(view: View, node: NodeProto) -> None:
+    """The mean over both axes of an image is a GlobalAveragePool, and a Flatten if it drops them."""
+    if node.op_type != "ReduceMean" or view.rank(node.input[0]) != 4:
+        return
+    given = view.array(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    axes = attribute(node, "axes", []) if given is None else given.reshape(-1).tolist()
+    if sorted(axis % 4 for axis in axes) != [2, 3]:
+        return
+    keeps = attribute(node, "keepdims", 1)
+    if len(node.input) > 1:
+        view.consumers[node.input[1]].remove(node)
+    del node.input[1:]
+    for name in ("axes", "keepdims", "noop_with_empty_axes"):
+        _set_attribute(node, name, None)
+    node.op_type = "GlobalAveragePool"
+    if not keeps:
+        output = node.output[0]
+        view.set_output(node, view.new_name(f"{output}_pooled"))
+        view.insert_after(node, "Flatten", output)
 
 
 def _pad_into_conv(view: View, node: NodeProto) -> None:
@@ -147,7 +183,7 @@ def _affine_into_layer(view: View, node: NodeProto) -> None:
     name = layer.input[2] if len(layer.input) > 2 and layer.input[2] else f"{layer.input[1]}_bias"
     view.set_input(layer, 2, view.add(f"{name}_folded", moved))
     view.remove(node)
-    view.set_output(layer, node.output[0])
+    view.set_output(layer, str(node.output[0]))
 
 
 def _channels(layer: NodeProto, weight: NDArray[Any]) -> int:

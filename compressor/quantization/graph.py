@@ -49,8 +49,8 @@ def prepare(path: Path) -> ModelProto:
     model = onnx_files.read(path)
     if already_quantized(model):
         return model
-    upgrade(model, path)
     onnx_files.tidy(model)
+    upgrade(model, path)
     lift_constants(model)
     widen(model)
     _refuse_non_finite(model, path)

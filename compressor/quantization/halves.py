@@ -87,4 +87,13 @@ def _rename_writes(graph: GraphProto, old: str, new: str) -> None:
 def _cast(graph: GraphProto, source: str, target: str, kind: int, at: int) -> None:
     from onnx import helper
 
-    graph.node.insert(at, helper.make_node("Cast", [source], [target], name=f"{target}_cast", to=kind))
+    graph.node.insert(
+        at,
+        helper.make_node(
+            "Cast",
+            [source],
+            [target],
+            name=unique(f"{target}_cast", {node.name for node in graph.node}),
+            to=kind,
+        ),
+    )

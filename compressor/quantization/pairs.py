@@ -23,7 +23,7 @@ def worst_pair(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     """Largest |a| + |b| over neighbours (2i, 2i+1) of one sign, for each row of `rows` [channels, k]."""
     first, second = _neighbours(np.asarray(rows, np.float64))
     sums = np.where(first * second > 0, np.abs(first) + np.abs(second), 0.0)
-    return sums.max(axis=1, initial=0.0)
+    return np.asarray(sums.max(axis=1, initial=0.0))
 
 
 def project(real: NDArray[np.float64], limit: int) -> NDArray[np.int8]:

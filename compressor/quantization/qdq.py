@@ -67,6 +67,7 @@ class _Writer:
         }
         self.data = {key: node.input[0] if node.input else "" for key, node in self.nodes.items()}
         self.names = {*view.initializers, *view.producers, *view.consumers, *view.outputs, *view.captured}
+        self.node_names = {node.name for node in view.graph.node}
         self.parameters: dict[str, _Parameters] = {}
         self.shared: dict[str, str] = {}
         self.first: list[NodeProto] = []
@@ -295,7 +296,7 @@ class _Writer:
     def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
         from onnx import helper
 
-        return helper.make_node(op, inputs, [output], name=output, **attributes)
+        return helper.make_node(op, inputs, [output], name=unique(output, self.node_names), **attributes)
 
     def _rename_output(self, key: str, old: str, new: str) -> None:
         node = self.nodes[key]

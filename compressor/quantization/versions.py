@@ -24,13 +24,14 @@ def upgrade(model: ModelProto, path: Path) -> None:
 
     if model.functions:
         model.CopyFrom(inliner.inline_local_functions(model))
+    model.ir_version = max(model.ir_version, _LEAST_IR)
     opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), None)
     if opset is not None and opset < _LEAST_OPSET:
         _convert(model, path, opset)
     needed = helper.find_min_ir_version_for(
         [item for item in model.opset_import if item.domain in ("", "ai.onnx")], ignore_unknown=True
     )
-    model.ir_version = max(min(model.ir_version, _NEWEST_IR), min(needed, _NEWEST_IR), _LEAST_IR)
+    model.ir_version = min(max(model.ir_version, needed), _NEWEST_IR)
 
 
 def _convert(model: ModelProto, path: Path, opset: int) -> None:
@@ -39,7 +40,7 @@ def _convert(model: ModelProto, path: Path, opset: int) -> None:
 
     try:
         new = version_converter.convert_version(without_data(model), _LEAST_OPSET)
-    except (RuntimeError, ValueError) as error:
+    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise UnsupportedError(
             f"{path} has opset {opset}, which cannot be converted to {_LEAST_OPSET} ({reason}); "

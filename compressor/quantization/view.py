@@ -113,11 +113,26 @@ class View:
         node.output[0] = name
         self.producers[name] = node
 
+    def new_name(self, name: str) -> str:
+        """`name`, made unique."""
+        return unique(name, self._names)
+
+    def insert_after(self, node: NodeProto, op: str, output: str) -> None:
+        """Let a new node of one input read the first output of `node`, and make `output`."""
+        from onnx import helper
+
+        place = [self.key(item) for item in self.graph.node].index(self.key(node))
+        name = unique(output, {item.name for item in self.graph.node})
+        made = helper.make_node(op, [node.output[0]], [output], name=name)
+        self.graph.node.insert(place + 1, made)
+        self.producers[output] = self.graph.node[place + 1]
+        self.consumers.setdefault(node.output[0], []).append(self.graph.node[place + 1])
+
     def add(self, name: str, value: NDArray[Any]) -> str:
         """Add an initializer; gives its name, made unique."""
         from onnx import numpy_helper
 
-        name = unique(name, self._names)
+        name = self.new_name(name)
         item = self.graph.initializer.add()
         item.CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
         self.initializers[name] = item
