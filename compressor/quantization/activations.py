@@ -20,6 +20,7 @@ from compressor.errors import DataError
 
 __all__ = ["Activations", "Batches", "Sample", "samples", "unusable"]
 
+_THREADS = 8  # a session; one sample seldom keeps more of them busy
 Array = NDArray[Any]
 Batches = Iterable[tuple[Sequence[int] | Array, Mapping[str, Array]]]
 
@@ -47,6 +48,10 @@ def unusable(sample: Sample) -> str | None:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"{'NaN' if np.isnan(array).any() else 'Inf'} in input '{name}'"
     return None
+
+
+def _cores() -> int:
+    return int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
 
 
 class Activations:
@@ -121,7 +126,7 @@ class _Segment:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", 0))
+        options.intra_op_num_threads = min(_THREADS, _cores())
         options.enable_cpu_mem_arena = False  # every segment would keep one of its own
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if exact:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_segments"]
 
-_TENSORS = 8  # chosen tensors in a piece
+_TENSORS = 4  # chosen tensors in a piece, or more where that would make too many
+_PIECES = 32  # each is a session with threads of its own
 _INLINE = 1 << 30  # bytes of weights that go into the file itself
 
 
@@ -59,7 +60,8 @@ def _needed(model: ModelProto, wanted: set[str]) -> list[NodeProto]:
 
 
 def _cuts(nodes: Sequence[NodeProto], chosen: set[str], types: dict[str, TensorType]) -> list[int]:
-    """Where to cut: after every eighth chosen tensor, if all that crosses the cut is of a known type."""
+    """Where to cut: after every few chosen tensors, where all that crosses the cut is of a known type."""
+    few = max(_TENSORS, -(-len(chosen) // _PIECES))
     last = {name: place for place, node in enumerate(nodes) for name in _reads(node)}
     cuts, count = [], 0
     alive: set[str] = set()
@@ -68,7 +70,7 @@ def _cuts(nodes: Sequence[NodeProto], chosen: set[str], types: dict[str, TensorT
         alive = {name for name in alive if last[name] > place}
         found = len(chosen.intersection(node.output))
         count += found
-        if found and count >= _TENSORS and place + 1 < len(nodes) and alive <= types.keys():
+        if found and count >= few and place + 1 < len(nodes) and alive <= types.keys():
             cuts.append(place + 1)
             count = 0
     return cuts

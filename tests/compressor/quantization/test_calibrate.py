@@ -311,7 +311,7 @@ sys.path.insert(0, sys.argv[3])
 import numpy as np, test_calibrate as t
 def stream():
     for start in range(int(sys.argv[2])):
-        yield [start], {"image": t.images(1, 256, start)}
+        yield [start], {"image": t.images(1, 128, start)}
 t.run(Path(sys.argv[1]), t.convolution(size="S"), t.TENSORS, stream())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -320,10 +320,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def test_memory_does_not_grow_with_samples(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
     peaks = []
-    for n in (10, 100):
+    for n in (40, 400):
         folder = str(tmp_path / str(n))
         command = [sys.executable, "-c", MEMORY, folder, str(n), str(Path(__file__).parent)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))
-    # 90 more samples would be 90 x 5 MB of activations
-    assert peaks[1] < peaks[0] + 20_000
+    # 360 more samples hold 440 MB of activations; allocators differ by a few ten from run to run
+    assert peaks[1] < peaks[0] + 60_000

@@ -51,11 +51,16 @@ def whole(model: onnx.ModelProto, tensors: list[str]) -> dict[str, NDArray]:
 def test_pieces_give_what_the_whole_gives(tmp_path: Path) -> None:
     tensors = [f"t{i}" for i in range(30)]
     paths = write_segments(chain(30), tensors, tmp_path, "piece")
-    assert len(paths) == 4
+    assert len(paths) == 8
     found = dict(Activations(paths, tensors).run(Sample(0, {"x": X})))
     assert list(found) == tensors
     for name, value in whole(chain(30), tensors).items():
         assert np.array_equal(found[name], value), name
+
+
+def test_a_deep_graph_has_a_bounded_number_of_pieces(tmp_path: Path) -> None:
+    tensors = [f"t{i}" for i in range(200)]
+    assert len(write_segments(chain(200), tensors, tmp_path, "piece")) == 29
 
 
 def test_nodes_behind_the_last_tensor_are_left_out(tmp_path: Path) -> None:
