@@ -84,6 +84,7 @@ def interleave(
     started = time.perf_counter()
     deadline = started + seconds
     opened, opening = _open(lanes, range(len(lanes)), rng)
+    opened.sort(key=lambda lane: lane.number)
     control = not _too_slow(opened, deadline)
     if not control:
         del opened[-1]
@@ -108,10 +109,14 @@ def interleave(
 def _open(
     lanes: list[Callable[[], Calls]], numbers: Sequence[int], rng: np.random.Generator
 ) -> tuple[list[_Lane], float]:
-    """Open sessions in random order, since the first may get the better memory; gives the seconds it took."""
+    """Open sessions in random order; gives them, in that order, and the seconds it took.
+
+    They are warmed up in the same order: with two threads, the one that always came first was 1.5 %
+    faster than an identical one that always came last.
+    """
     begin = time.perf_counter()
     opened = [_Lane(int(number), cycle(lanes[number]())) for number in rng.permutation(list(numbers))]
-    return sorted(opened, key=lambda lane: lane.number), time.perf_counter() - begin
+    return opened, time.perf_counter() - begin
 
 
 def _reopen(
