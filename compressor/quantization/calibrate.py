@@ -102,17 +102,19 @@ def ranges(folder: Path, observer: str) -> dict[str, tuple[float, float]]:
     (0, 0) is the range of a tensor that was always 0. Tensors in `left_out` have none.
     """
     record = _finished(folder)
-    choose = observer_named(observer)
-    skipped = left_out(folder)
-    return {
-        name: choose(entry, record.grid) for name, entry in record.statistics.items() if name not in skipped
-    }
+    choose, without = observer_named(observer), _without_range(record)
+    entries = record.statistics.items()
+    return {name: choose(entry, record.grid) for name, entry in entries if name not in without}
 
 
 def left_out(folder: Path) -> dict[str, str]:
     """Tensors that must stay in float, with the reason."""
+    return _without_range(_finished(folder))
+
+
+def _without_range(record: Record) -> dict[str, str]:
     reasons = {}
-    for name, entry in _finished(folder).statistics.items():
+    for name, entry in record.statistics.items():
         if entry.masked:
             reasons[name] = "holds infinities or values beyond 1e30 (a mask), which no 8-bit range can keep"
         elif not entry.seen:

@@ -89,12 +89,26 @@ def run(folder: Path, model: onnx.ModelProto, tensors, batches, **options) -> di
 
 
 @pytest.fixture
-def warnings() -> list[str]:
-    """What the code warns of."""
-    said: list[str] = []
-    events.listen(lambda event: said.append(event["warning"]) if "warning" in event else None)
-    yield said
-    events.listen(lambda event: None)
+def said(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """All events of this process."""
+    seen: list[dict] = []
+    monkeypatch.setattr(events, "_sink", seen.append)
+    return seen
+
+
+class _Warnings:
+    """The warnings among events, as they come in."""
+
+    def __init__(self, said: list[dict]) -> None:
+        self.said = said
+
+    def __iter__(self) -> Iterator[str]:
+        return (event["warning"] for event in self.said if "warning" in event)
+
+
+@pytest.fixture
+def warnings(said: list[dict]) -> _Warnings:
+    return _Warnings(said)
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
@@ -138,7 +152,7 @@ def test_fixed_batches_and_ragged_lengths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "Inf")])
 def test_a_bad_sample_is_left_out_and_named(
-    tmp_path: Path, warnings: list[str], value: float, word: str
+    tmp_path: Path, warnings: _Warnings, value: float, word: str
 ) -> None:
     x = images(32)
     x[13, 0, 0, 0] = value
@@ -163,7 +177,7 @@ def test_a_sample_that_does_not_fit_is_a_data_error(tmp_path: Path) -> None:
         run(tmp_path, convolution(), TENSORS, batched(1, image=images(1)[:, :2]))
 
 
-def test_masks_get_no_range_and_cost_no_sample(tmp_path: Path, warnings: list[str]) -> None:
+def test_masks_get_no_range_and_cost_no_sample(tmp_path: Path, warnings: _Warnings) -> None:
     lowest = np.float32(np.finfo(np.float32).min)
     nodes = [
         helper.make_node("Mul", ["mask", "lowest"], ["addend"]),
@@ -187,7 +201,7 @@ def _square_root() -> onnx.ModelProto:
     return graph(nodes, {"x": ["N", 4]}, ["y"], {})
 
 
-def test_nan_made_inside_is_named_and_other_values_count(tmp_path: Path, warnings: list[str]) -> None:
+def test_nan_made_inside_is_named_and_other_values_count(tmp_path: Path, warnings: _Warnings) -> None:
     x = np.full((6, 4), 4, np.float32)
     x[2, 1], x[4, 0] = -1, 9
     found = run(tmp_path, _square_root(), ("x", "s", "y"), batched(3, x=x))
@@ -203,15 +217,15 @@ def test_nothing_but_nan_inside_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("x", "words"), [(0 * images(8), "all zero"), (images(1).repeat(8, 0), "the same")])
-def test_constant_data_are_warned_about(tmp_path: Path, warnings: list[str], x: NDArray, words: str) -> None:
+def test_constant_data_are_warned_about(tmp_path: Path, warnings: _Warnings, x: NDArray, words: str) -> None:
     run(tmp_path, convolution(), TENSORS, batched(4, image=x))
     assert any(f"every sample is {words} (constant data" in line for line in warnings)
     assert all(np.isfinite(pair).all() for name in OBSERVERS for pair in ranges(tmp_path, name).values())
 
 
-def test_varied_data_are_not_warned_about(tmp_path: Path, warnings: list[str]) -> None:
+def test_varied_data_are_not_warned_about(tmp_path: Path, warnings: _Warnings) -> None:
     run(tmp_path, convolution(), TENSORS, batched(4, image=images(8)))
-    assert warnings == []
+    assert list(warnings) == []
 
 
 def reference(folder: Path, batch: int = 8, **arrays: NDArray) -> tuple[dict, dict]:
@@ -246,7 +260,7 @@ def test_the_task_in_a_child_process(tmp_path: Path) -> None:
     assert ranges(tmp_path, "minmax")["image"] == (images(20).min(), images(20).max())
 
 
-def test_the_task_names_a_bad_sample_by_its_index(tmp_path: Path, warnings: list[str]) -> None:
+def test_the_task_names_a_bad_sample_by_its_index(tmp_path: Path, warnings: _Warnings) -> None:
     x = images(20)
     x[9] = np.nan
     model, data = reference(tmp_path, image=x)
@@ -270,7 +284,7 @@ t.run(Path(sys.argv[1]), t.convolution(), t.TENSORS, slowly(), key="k", every=0.
 """
 
 
-def test_killed_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Path, said: list[dict]) -> None:
     whole = run(tmp_path / "whole", convolution(), TENSORS, batched(4, image=images(60)), key="k")
     folder = tmp_path / "killed"
     command = [sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parent)]
@@ -281,11 +295,9 @@ def test_killed_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
             time.sleep(0.005)
         os.kill(child.pid, signal.SIGKILL)
     assert not (folder / "ranges.npz").exists()
-    counted: list[int] = []
-    events.listen(lambda event: counted.append(event["progress"]["done"]))
+    said.clear()
     resumed = run(folder, convolution(), TENSORS, batched(5, image=images(60)), key="k")
-    events.listen(lambda event: None)
-    assert counted[0] > 1, "it began again from the first sample"
+    assert said[0]["progress"]["done"] > 1, "it began again from the first sample"
     assert resumed == whole
 
 
