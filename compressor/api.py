@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +49,17 @@ def compress(
         raise UsageError(f"unknown option '{sorted(unknown)[0]}'; known are {', '.join(sorted(known))}")
     targets = (target,) if isinstance(target, str) else tuple(target)
     base = Options(model="", target=targets, out=str(out), **_texts(options))
-    sources = {
-        name: _source(value, base.folder / "inputs" / f"{name}.npz")
-        for name, value in (("data", data), ("calib_data", calib_data), ("eval_data", eval_data))
-    }
-    path = _path(model, example_inputs, base.folder / "inputs")
-    from dataclasses import replace
-
+    inputs = base.folder / "inputs"
+    asked = replace(
+        base,
+        model=_path(model, example_inputs, inputs),
+        data=_source(data, inputs / "data.npz"),
+        calib_data=_source(calib_data, inputs / "calib_data.npz"),
+        eval_data=_source(eval_data, inputs / "eval_data.npz"),
+    )
     from compressor import pipeline
 
-    return pipeline.run(replace(base, model=path, **sources))
+    return pipeline.run(asked)
 
 
 def _texts(options: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def open_dataset(source: str, options: DataOptions) -> _Folder:
 
 
 class _Folder:
-    """See `compressor.data.Dataset`. Positions count all files with a picture's ending, by name."""
+    """See `compressor.data.Dataset`. Positions count all files with a picture's ending, by name (`names`)."""
 
     kind = "image_folder"
     finite = True
@@ -77,8 +77,8 @@ class _Folder:
         self._source, self._root = source, root
         self._plan, self._plan_notes = plan(options.preprocess, options.inputs)
         self._labelling = _labelling(root, names)
-        self._names = self._labelling.names
-        self.length = len(self._names)
+        self.names = self._labelling.names
+        self.length = len(self.names)
 
     @property
     def arrays(self) -> tuple[TensorSpec, ...]:
@@ -92,8 +92,8 @@ class _Folder:
     def _problems(self) -> list[str | None]:
         """Why each picture cannot be read; every file is decoded once."""
         found: list[str | None] = []
-        with ThreadPoolExecutor(2) as pool:
-            for reason in pool.map(_images.problem, (self._root / name for name in self._names)):
+        with ThreadPoolExecutor(_workers()) as pool:
+            for reason in pool.map(_images.problem, (self._root / name for name in self.names)):
                 found.append(reason)
                 if len(found) % 64 == 0 or len(found) == self.length:
                     events.progress("checking pictures", len(found), self.length)
@@ -109,7 +109,7 @@ class _Folder:
     def sha256(self) -> str:
         total = hashlib.sha256()
         labels = [name for name in _LABEL_FILES if (self._root / name).is_file()]
-        for name in [*self._names, *labels]:
+        for name in [*self.names, *labels]:
             with (self._root / name).open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             total.update(f"{_normal(name)}\0{content}\n".encode())
@@ -121,18 +121,27 @@ class _Folder:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        broken = [(name, reason) for name, reason in zip(self._names, self._problems, strict=True) if reason]
+        broken = [(name, reason) for name, reason in zip(self.names, self._problems, strict=True) if reason]
         reasons = [f"{name} ({str(reason).removeprefix(f'{Path(name).name}: ')})" for name, reason in broken]
         skipped = (f"{len(broken)} unreadable picture(s) skipped: {'; '.join(reasons)}",) if broken else ()
         return self._labelling.warnings + skipped
 
     def batches(self, indices: NDArray[Any] | None, size: int) -> Iterator[Batch]:
         chosen = self.usable if indices is None else indices
-        for start in range(0, len(chosen), size):
-            rows = chosen[start : start + size]
-            pictures = [_images.read(self._root / self._names[row], self._plan) for row in rows]
-            labels = None if self.labels is None else self.labels[rows]
-            yield Batch({"image": _stacked(pictures)}, labels, rows)
+        with ThreadPoolExecutor(_workers()) as pool:
+            for start in range(0, len(chosen), size):
+                rows = chosen[start : start + size]
+                pictures = list(pool.map(self._read, rows))
+                labels = None if self.labels is None else self.labels[rows]
+                yield Batch({"image": _stacked(pictures)}, labels, rows)
+
+    def _read(self, position: int) -> NDArray[Any]:
+        return _images.read(self._root / self.names[position], self._plan)
+
+
+def _workers() -> int:
+    """Threads that decode: Pillow lets go of the interpreter's lock while it does."""
+    return min(8, os.cpu_count() or 1)
 
 
 def _stacked(pictures: list[NDArray[Any]]) -> NDArray[Any]:

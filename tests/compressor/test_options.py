@@ -38,7 +38,8 @@ def test_toml_beside_the_model_names_files_relative_to_itself(tmp_path: Path) ->
     (tmp_path / "digits.npz").touch()
     (tmp_path / "net.py").touch()
     (tmp_path / "compress.toml").write_text(
-        'data = "digits.npz:test"\narch = "net:Net"\nmax-drop = 1\ntarget = "int8"\ninput = ["x=?x3"]\nout = "o"\n'
+        'data = "digits.npz:test"\narch = "net:Net"\nmax-drop = 1\n'
+        'target = "int8"\ninput = ["x=?x3"]\nout = "o"\n'
     )
     options, path = from_toml(str(tmp_path / "model.pt"))
     assert path == tmp_path / "compress.toml"
