@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from compressor.errors import DataError
 from compressor.model import TensorSpec
 
-__all__ = ["fixed_batch", "match", "whole"]
+__all__ = ["fixed_batch", "match", "reshaped", "whole"]
 
 _UNNAMED = ("arr_0", "x", "input", "inputs", "data")
 _Shape = tuple[int | str, ...]
@@ -19,8 +19,9 @@ def match(arrays: Iterable[TensorSpec], inputs: Iterable[TensorSpec]) -> dict[st
 
     `arrays` have the shape of one sample, `inputs` include the batch axis. Names match exactly (but for
     `:0`), or as the last part of the input's (`batch_zeta` takes `zeta`); one array goes to a single
-    input whatever it is called, `arr_0, arr_1, ...` go in order. An array whose sample has the full shape
-    of the input (its own batch of one, a state, a scalar) fits too, and is given one sample at a time.
+    input whatever it is called, `arr_0, arr_1, ...` go in order. Axes of size 1 may be missing or extra.
+    An array whose sample has the full shape of the input (a state, a scalar) fits too, and is given one
+    sample at a time.
     Raises `DataError` that says which array is wrong and how.
     """
     arrays, inputs = tuple(arrays), tuple(inputs)
@@ -42,10 +43,17 @@ def match(arrays: Iterable[TensorSpec], inputs: Iterable[TensorSpec]) -> dict[st
 
 def whole(array: TensorSpec, spec: TensorSpec) -> bool:
     """Whether one sample of `array` is the whole input, with no batch axis to add."""
-    if _fits(array.shape, spec.shape[1:]) and spec.shape:
+    if spec.shape and (_fits(array.shape, spec.shape[1:]) or reshaped(array, spec)):
         return False
     alone = not spec.shape or isinstance(spec.shape[0], int) or array.shape[:1] == (1,)
     return alone and _fits(array.shape, spec.shape)
+
+
+def reshaped(array: TensorSpec, spec: TensorSpec) -> bool:
+    """Whether a sample has the input's shape but for axes of size 1, so that only one reading is possible."""
+    sample, wanted = array.shape, spec.shape[1:]
+    fixed = all(isinstance(size, int) for size in (*sample, *wanted))
+    return fixed and sample != wanted and _without_ones(sample) == _without_ones(wanted)
 
 
 def fixed_batch(
@@ -106,7 +114,7 @@ def _misfit(array: TensorSpec, spec: TensorSpec) -> str | None:
         return f"{name} has dtype {array.dtype}, which is not numeric; input {spec} wants numbers"
     if wanted not in _CASTS[kind]:
         return f"{name} has dtype {array.dtype}, which does not go into input {spec} without loss"
-    if whole(array, spec) or _fits(array.shape, spec.shape[1:]):
+    if whole(array, spec) or _fits(array.shape, spec.shape[1:]) or reshaped(array, spec):
         return None
     return (
         f"{name} has the wrong shape: one sample is {_shape(array.shape)}, "
@@ -134,13 +142,8 @@ def _hint(sample: _Shape, wanted: _Shape) -> str:
             return "; it looks like NHWC (channels last): transpose it to NCHW, x.transpose(0, 3, 1, 2)"
         if _fits((sample[1], sample[2], sample[0]), wanted):
             return "; it looks like NCHW (channels first): transpose it to NHWC, x.transpose(0, 2, 3, 1)"
-    if len(sample) == len(wanted) - 1:
-        if wanted[0] == 1 and _fits(sample, wanted[1:]):
-            return "; its channel axis of size 1 is missing: store x[:, None]"
-        if wanted[-1] == 1 and _fits(sample, wanted[:-1]):
-            return "; its channel axis of size 1 is missing: store x[..., None]"
-        if _fits(sample, wanted[1:]):
-            return "; it looks like one sample without a batch dimension: store x[None]"
+    if _fits(sample, wanted[1:]) and len(wanted) > 1:
+        return "; it looks like one sample without a batch dimension: store x[None]"
     return ""
 
 
@@ -149,6 +152,10 @@ def _fits(sample: _Shape, wanted: _Shape) -> bool:
         isinstance(have, str) or isinstance(want, str) or have == want
         for have, want in zip(sample, wanted, strict=True)
     )
+
+
+def _without_ones(shape: _Shape) -> _Shape:
+    return tuple(size for size in shape if size != 1)
 
 
 def _shape(shape: _Shape) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor import events
-from compressor.data._match import fixed_batch, match, whole
+from compressor.data._match import fixed_batch, match, reshaped, whole
 from compressor.data._source import open_dataset
 from compressor.data._types import Batch, DataOptions, Dataset
 from compressor.errors import DataError
@@ -75,6 +75,7 @@ class Binder:
         self.binding = binding
         self.batch = fixed_batch(arrays, inputs, binding)
         self._inputs = inputs
+        self._reshaped = {spec.name for spec in inputs if reshaped(known[binding[spec.name]], spec)}
         self._alone = {spec.name for spec in inputs if whole(known[binding[spec.name]], spec)}
 
     @classmethod
@@ -92,6 +93,8 @@ class Binder:
     def _value(self, array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
         if spec.name in self._alone:
             array = array[0]
+        elif spec.name in self._reshaped:
+            array = np.reshape(array, (len(array), *map(int, spec.shape[1:])))
         return _cast(np.asarray(array), spec)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor import events
-from compressor.data._match import match
+from compressor.data._match import match, reshaped
 from compressor.data._source import open_dataset
 from compressor.data._stream import Binder
 from compressor.data._types import Batch, DataOptions, Dataset
@@ -49,7 +49,7 @@ def describe(
         "n": len(dataset.usable),
         "labels": None if labels is None else _classes(labels),
         "sha256": dataset.sha256,
-        "notes": list(dataset.notes),
+        "notes": [*dataset.notes, *(_reshaped(dataset.arrays, specs, binding) if binding else ())],
         "warnings": warnings,
     }
 
@@ -214,6 +214,15 @@ def _of_one_shape(dataset: Dataset) -> set[str]:
 
 def _equal(array: NDArray[Any], first: NDArray[Any]) -> bool:
     return array.shape[1:] == first.shape[1:] and bool((array == first).all())
+
+
+def _reshaped(
+    arrays: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], binding: dict[str, str]
+) -> Iterator[str]:
+    known = {array.name: array for array in arrays}
+    for spec in inputs:
+        if reshaped(known[binding[spec.name]], spec):
+            yield f"samples of {known[binding[spec.name]]} are reshaped for input {spec}"
 
 
 def _unscaled(

@@ -230,6 +230,15 @@ def test_integers_are_cast_if_they_fit(tmp_path: Path) -> None:
         list(stream(reference(large, spec)))
 
 
+def test_a_missing_channel_axis_is_added_and_said(tmp_path: Path) -> None:
+    spec = TensorSpec("x", "float32", ("n", 1, 4, 4))
+    source = saved(tmp_path, x=X[:, 0])
+    facts = describe(source, None, [asdict(spec)])
+    assert "samples of x=4x4:float32 are reshaped for input x=nx1x4x4:float32" in facts["notes"]
+    values = np.concatenate([batch.inputs["x"] for batch in stream(reference(source, spec))])
+    assert np.array_equal(values, X[:, :1])
+
+
 def test_states_and_scalars_are_given_whole(tmp_path: Path) -> None:
     inputs = (
         TensorSpec("audio", "float32", ("batch", 16)),
