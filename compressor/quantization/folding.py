@@ -167,7 +167,7 @@ def _affine_into_layer(view: View, node: NodeProto) -> None:
     weight = view.array(layer.input[1])
     bias = view.array(layer.input[2]) if len(layer.input) > 2 and layer.input[2] else np.zeros(1)
     if (
-        view.only_reader(source) is not node
+        view.only_reader(source) is None
         or weight is None
         or bias is None
         or not view.is_float(layer.input[1])
@@ -182,8 +182,9 @@ def _affine_into_layer(view: View, node: NodeProto) -> None:
     moved = (np.broadcast_to(bias, (channels,)) * gain + shift).astype(np.float32)
     name = layer.input[2] if len(layer.input) > 2 and layer.input[2] else f"{layer.input[1]}_bias"
     view.set_input(layer, 2, view.add(f"{name}_folded", moved))
+    output = str(node.output[0])
     view.remove(node)
-    view.set_output(layer, str(node.output[0]))
+    view.set_output(layer, output)
 
 
 def _channels(layer: NodeProto, weight: NDArray[Any]) -> int:
