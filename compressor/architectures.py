@@ -29,6 +29,11 @@ _VARIANTS = {
 }
 """Arguments that change which weights a torchvision network has, or keep it from downloading."""
 
+_FILLING = {
+    *("normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"),
+    *("constant_", "ones_", "zeros_", "fill_", "zero_", "clamp_", "mul_", "add_", "erfinv_"),
+}
+"""Functions that give a parameter its first values: there is no storage for them."""
 _FORM = "module:callable, module:callable(literal arguments) or file.py:callable"
 
 
@@ -96,13 +101,15 @@ def fitting(weights: Mapping[str, torch.Tensor]) -> list[str]:
     Known are torchvision's networks for classification, segmentation and video, and timm's if it is
     installed. They are built without storage, and only those whose outermost names occur in the file.
     """
-    found = []
-    for text in (*_candidates(weights, _torchvision_families()), *_candidates(weights, _timm_families())):
-        network = _sketch(text)
-        expected = {key: tuple(value.shape) for key, value in network.state_dict().items()} if network else {}
-        if expected and not any(fitted(weights, expected)[1:]):
-            found.append(text)
-    return found
+    for families in (
+        _torchvision_families("models"),
+        _torchvision_families("segmentation", "video"),
+        _timm_families(),
+    ):
+        found = [text for text in _candidates(weights, families) if _fits(weights, text)]
+        if found:
+            return found
+    return []
 
 
 def preprocess(text: str, file_name: str = "") -> dict[str, Any] | None:
@@ -142,7 +149,8 @@ def _from_file(path: Path, text: str) -> Any:
         raise UsageError(f"--arch '{text}': there is no file {path}")
     sys.path.append(str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--arch '{text}': {path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     try:
@@ -154,12 +162,18 @@ def _from_file(path: Path, text: str) -> Any:
     return module
 
 
-def _torchvision_families() -> dict[str, list[str]]:
-    """Calls of `--arch` form without arguments, by the module that defines the networks."""
+def _fits(weights: Mapping[str, torch.Tensor], text: str) -> bool:
+    network = _sketch(text)
+    expected = {key: tuple(value.shape) for key, value in network.state_dict().items()} if network else {}
+    return bool(expected) and not any(fitted(weights, expected)[1:])
+
+
+def _torchvision_families(*kinds: str) -> dict[str, list[str]]:
+    """Calls of `--arch` form, complete but for the number of classes, by the module of the networks."""
     import torchvision
 
     families: dict[str, list[str]] = {}
-    for kind in (torchvision.models, torchvision.models.segmentation, torchvision.models.video):
+    for kind in (getattr(torchvision.models, name, torchvision.models) for name in kinds):
         for name in torchvision.models.list_models(module=kind):
             home = torchvision.models.get_model_builder(name).__module__
             extras = _VARIANTS.get(home.rpartition(".")[2], ("",))
@@ -181,13 +195,16 @@ def _timm_families() -> dict[str, list[str]]:
 def _candidates(weights: Mapping[str, torch.Tensor], families: Mapping[str, list[str]]) -> Iterator[str]:
     """Complete calls for the families whose outermost names mostly occur in the file."""
     parts = {part for key in weights for part in key.split(".")[:4]}
-    last = [value for value in weights.values() if value.dim() > 0]
-    head = f"num_classes={int(last[-1].shape[0]) if last else 0})"  # the head stands last in all of them
     for calls in families.values():
-        network = _sketch(calls[0] + head)
-        tops = {key.partition(".")[0] for key in network.state_dict()} if network else set()
+        network = _sketch(f"{calls[0]}num_classes=2)")
+        shapes = {key: value.shape for key, value in network.state_dict().items()} if network else {}
+        tops = {key.partition(".")[0] for key in shapes}
         if tops and 2 * len(tops & parts) >= len(tops):
-            yield from (text + head for text in calls)
+            heads = tuple(key for key, shape in shapes.items() if shape[:1] == (2,))
+            classes = [
+                value.shape[0] for key, value in weights.items() if key.endswith(heads) and value.dim()
+            ]
+            yield from (f"{text}num_classes={classes[0]})" for text in calls if classes)
 
 
 def _sketch(text: str) -> torch.nn.Module | None:
@@ -198,12 +215,15 @@ def _sketch(text: str) -> torch.nn.Module | None:
     from torch.overrides import TorchFunctionMode
 
     class OnMeta(TorchFunctionMode):
-        """Only the storage of parameters: some constructors also calculate with small tensors."""
+        """Only the storage of parameters, and no initial values: some constructors calculate with others."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if func in (torch.empty, torch.zeros, torch.ones):
                 kwargs["device"] = "meta"
+            filled = args[0] if args else kwargs.get("tensor")
+            if getattr(func, "__name__", "") in _FILLING and getattr(filled, "is_meta", False):
+                return filled
             return func(*args, **kwargs)
 
     target, args, kwargs = call(text)

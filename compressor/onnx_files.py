@@ -257,7 +257,8 @@ def _brought_down(model: onnx.ModelProto, failure: str) -> onnx.ModelProto:
     version = re.search(r"max supported IR version: (\d+)", failure)
     if version:
         events.warn(
-            f"the model's IR version {model.ir_version} is newer than onnxruntime here takes: written as {version[1]}"
+            f"the model's IR version {model.ir_version} is newer than onnxruntime here takes: "
+            f"written as {version[1]}"
         )
         model.ir_version = int(version[1])
         return model
@@ -268,8 +269,8 @@ def _brought_down(model: onnx.ModelProto, failure: str) -> onnx.ModelProto:
         lowered = onnx.version_converter.convert_version(model, int(opset[2]))
     except Exception as error:  # the converter throws RuntimeError and its own, undocumented
         raise UnsupportedError(
-            f"the model's opset {opset[1]} is newer than onnxruntime here takes (up to {opset[2]}), and it cannot "
-            f"be brought down: {' '.join(str(error).split())[:200]}"
+            f"the model's opset {opset[1]} is newer than onnxruntime here takes (up to {opset[2]}), and it "
+            f"cannot be brought down: {' '.join(str(error).split())[:200]}"
         ) from error
     events.warn(f"the model's opset {opset[1]} is newer than onnxruntime here takes: converted to {opset[2]}")
     return lowered

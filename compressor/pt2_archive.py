@@ -18,67 +18,26 @@ from typing import Any
 from compressor.errors import ModelFileError
 from compressor.pickles import globals_of_bytes
 
-__all__ = ["check", "records"]
+__all__ = ["check", "on_cpu"]
 
-_NAMESPACES = (
-    "aten",
-    "prims",
-    "higher_order",
-    "quantized_decomposed",
-    "torchao",
-    "torchvision",
-    "_c10d_functional",
-)
 _OPERATOR = re.compile(
-    rf"torch\.ops\.(?:{'|'.join(_NAMESPACES)})\.\w+(?:\.\w+)?|torch\.sym_\w+|torch\.\w*sym_\w+"
+    r"torch\.ops\.(?:aten|prims|quantized_decomposed|torchao|torchvision|_c10d_functional)\.\w+(?:\.\w+)?"
+    r"|torch\.ops\.higher_order\.(?:cond|while_loop|map_impl|scan|associative_scan|invoke_subgraph|wrap_\w+)"
+    r"|torch\.(?:_?sym_)\w+"
 )
-_FORBIDDEN_OPERATORS = re.compile(r"torch\.ops\.aten\.(?:from_file|_from_file|save|load)\b")
+_FORBIDDEN_OPERATORS = re.compile(r"torch\.ops\.aten\.(?:_?from_file|save|load)\b")
 _ARITHMETIC = re.compile(
     r"(?:_operator|math)\.(?:getitem|add|sub|mul|truediv|floordiv|mod|neg|pos|pow|abs|eq|ne|lt|le|gt|ge|and_|or_|"
     r"not_|xor|lshift|rshift|floor|ceil|trunc|sqrt|index|round)"
 )
 _NAME = re.compile(r"[\w.]*")
 _SYMBOL = re.compile(r"[a-z]+\d+")
-_FUNCTIONS = frozenset(
-    {
-        *(
-            "Max",
-            "Min",
-            "Mod",
-            "PythonMod",
-            "FloorDiv",
-            "CeilDiv",
-            "CleanDiv",
-            "ModularIndexing",
-            "IntTrueDiv",
-        ),
-        *("FloatTrueDiv", "TruncToInt", "CeilToInt", "FloorToInt", "RoundToInt", "RoundDecimal", "ToFloat"),
-        *(
-            "PowByNatural",
-            "FloatPow",
-            "Where",
-            "Eq",
-            "Ne",
-            "Ge",
-            "Gt",
-            "Le",
-            "Lt",
-            "And",
-            "Or",
-            "Not",
-            "LShift",
-        ),
-        *("RShift", "Integer", "Float", "Rational", "Identity", "Abs", "Pow", "Mul", "Add", "oo", "int_oo"),
-    }
+_FUNCTION = re.compile(
+    "Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|ModularIndexing|IntTrueDiv|FloatTrueDiv|TruncToInt|"
+    "CeilToInt|FloorToInt|RoundToInt|RoundDecimal|ToFloat|PowByNatural|FloatPow|Where|Eq|Ne|Ge|Gt|Le|Lt|And|"
+    "Or|Not|LShift|RShift|Integer|Float|Rational|Identity|Abs|Pow|Mul|Add|oo|int_oo"
 )
 _TREES = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
-
-
-def records(path: Path) -> list[str]:
-    """Names of the members, without the archive's own root folder."""
-    import torch
-
-    return [str(name) for name in torch._C.PyTorchFileReader(str(path)).get_all_records()]
 
 
 def check(path: Path) -> None:
@@ -103,6 +62,52 @@ def check(path: Path) -> None:
                 )
     for name in sorted(pickles):
         _check_pickle(path, name, reader.get_record(name))
+
+
+def on_cpu(path: Path, folder: Path) -> Path:
+    """The archive, or a copy in `folder` in which every device is the CPU, if it was saved on another."""
+    import torch
+
+    reader = torch._C.PyTorchFileReader(str(path))
+    names = [
+        str(name) for name in reader.get_all_records() if not str(name).startswith((".data/", "version"))
+    ]
+    described = {name: json.loads(reader.get_record(name)) for name in names if name.endswith(".json")}
+    if not any(map(_moves, described.values())):
+        return path
+    moved = folder / "on_cpu.pt2"
+    writer = torch._C.PyTorchFileWriter(str(moved))
+    for name in names:
+        data = reader.get_record(name)
+        if name in described:
+            data = json.dumps(described[name]).encode()
+        elif name.endswith(".pt"):
+            data = _pickled_on_cpu(data)
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    return moved
+
+
+def _moves(value: Any) -> bool:
+    """Put the CPU in place of every other device in a description; gives whether there was one."""
+    if isinstance(value, list):
+        return sum(map(_moves, value)) > 0
+    if not isinstance(value, dict):
+        return False
+    if set(value) == {"type", "index"} and value["type"] != "cpu":
+        value.update({"type": "cpu", "index": None})
+        return True
+    return sum(map(_moves, value.values())) > 0
+
+
+def _pickled_on_cpu(data: bytes) -> bytes:
+    import torch
+
+    if not data:
+        return data
+    buffer = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), buffer)
+    return buffer.getvalue()
 
 
 def _pickled(path: Path, name: str, config: Any) -> Iterator[str]:
@@ -135,7 +140,9 @@ def _check_pickle(path: Path, name: str, data: bytes) -> None:
 
 def _problems(value: Any, key: str = "") -> Iterator[str]:
     """What in the description of a program is more than a graph of torch's operators."""
-    if isinstance(value, Mapping):
+    if key == "as_custom_obj" and value is not None:
+        yield "a custom object"
+    elif isinstance(value, Mapping):
         for inner, entry in value.items():
             yield from _problems(entry, str(inner))
     elif isinstance(value, list):
@@ -145,8 +152,6 @@ def _problems(value: Any, key: str = "") -> Iterator[str]:
         problem = _problem(key, value)
         if problem:
             yield f"{problem} '{value[:80]}'"
-    elif key == "as_custom_obj" and value is not None:
-        yield "a custom object"
 
 
 def _problem(key: str, text: str) -> str | None:
@@ -173,13 +178,15 @@ def _is_number(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int | float)
     if isinstance(node, ast.Name):
-        return node.id in _FUNCTIONS or bool(_SYMBOL.fullmatch(node.id))
+        return bool(_FUNCTION.fullmatch(node.id) or _SYMBOL.fullmatch(node.id))
     if isinstance(node, ast.Call):
         parts: list[ast.AST] = [*node.args, *(keyword.value for keyword in node.keywords)]
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name == "Symbol" and parts and isinstance(parts[0], ast.Constant):
-            return bool(_SYMBOL.fullmatch(str(parts.pop(0).value))) and all(map(_is_number, parts))
-        return name in _FUNCTIONS and all(map(_is_number, parts))
+        if name == "Symbol" and parts:
+            symbol = parts.pop(0)
+            named = isinstance(symbol, ast.Constant) and _SYMBOL.fullmatch(str(symbol.value))
+            return bool(named) and all(map(_is_number, parts))
+        return bool(_FUNCTION.fullmatch(name)) and all(map(_is_number, parts))
     if isinstance(node, ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare):
         return all(
             map(_is_number, (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)))

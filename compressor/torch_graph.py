@@ -18,32 +18,27 @@ from typing import TYPE_CHECKING, Any
 from compressor import events
 from compressor.errors import UnsupportedError
 from compressor.model import Model, TensorSpec
+from compressor.parity import check_traced, first_line
 from compressor.torch_inputs import arguments, bind, random_inputs
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "TOLERANCE",
     "Origin",
     "export",
     "export_module",
-    "first_line",
     "flat_module",
     "input_specs",
     "load_program",
     "operators",
     "output_names",
     "output_specs",
-    "relative_error",
     "save",
     "seal",
     "to_evaluation",
     "trace",
 ]
-
-TOLERANCE = 1e-3
-"""Largest relative error (max abs difference over max abs value) that passes for rounding."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +103,19 @@ def export(
 def trace(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], specs: Sequence[TensorSpec | None]
 ) -> tuple[torch.export.ExportedProgram, torch.nn.Module]:
-    """Export `module` with the named dimensions of `specs` free (one per leaf of the arguments; None: no tensor).
+    """Export `module` with the named dimensions of `specs` free.
 
+    There is one spec per leaf of the arguments, None for what is no tensor.
     Gives the program and the module as it was traced: evaluation mode, float32, CPU. Where the module
     fixes its dimensions the program has batch 1, and a warning says so. Raises `UnsupportedError`.
     """
     import torch
     from torch.utils import _pytree as pytree
 
-    module = _plain(module)
+    module, widened = _plain(module)
     leaves, structure = pytree.tree_flatten((args, kwargs))
+    if widened:
+        leaves = [leaf.float() if getattr(leaf, "dtype", None) in widened else leaf for leaf in leaves]
 
     def attempt(batch: int, dims: dict[str, Any]) -> torch.export.ExportedProgram:
         values = [_resized(leaf, spec, batch) for leaf, spec in zip(leaves, specs, strict=True)]
@@ -127,25 +125,24 @@ def trace(
         with torch.no_grad():
             return torch.export.export(module, positional, named, dynamic_shapes=dynamic)
 
-    dims = {
-        name: torch.export.Dim(name) for spec in specs if spec for name in spec.shape if isinstance(name, str)
-    }
+    names = {name for spec in specs if spec for name in spec.shape if isinstance(name, str)}
     try:
-        return attempt(2, dims), module
+        return attempt(2, {name: torch.export.Dim(name) for name in sorted(names)}), module
     except Exception as error:  # torch.export lets through whatever the module's own code raises
         failure = error
-    if dims:
+    if names == {"batch"}:
         try:
             program = attempt(1, {})
         except Exception as error:
             failure = error
         else:
             events.warn(
-                f"the model fixes its batch or another free dimension ({first_line(failure)}); "
-                "the engine takes one sample at a time"
+                f"the model fixes its batch ({first_line(failure)}); the engine takes one sample at a time"
             )
             return program, module
-    raise UnsupportedError(f"torch.export cannot trace the model: {first_line(failure)}") from failure
+    others = ", ".join(sorted(names - {"batch"}))
+    hint = f"; if it fixes {others}, give the sizes by --input" if others else ""
+    raise UnsupportedError(f"torch.export cannot trace the model: {first_line(failure)}{hint}") from failure
 
 
 def save(
@@ -167,7 +164,7 @@ def save(
     inputs = input_specs(graph, names)
     outputs = output_specs(program, graph, output_names)
     if reference is not None:
-        _verify(reference, program, graph, inputs)
+        check_traced(reference, program, graph, inputs)
     beside = path.with_suffix(".partial.pt2")
     torch.export.save(program, str(beside))
     beside.replace(path)
@@ -239,43 +236,20 @@ def seal(program: torch.export.ExportedProgram) -> tuple[torch.export.ExportedPr
     return program, flat_module(program)
 
 
-def relative_error(expected: Any, got: Any) -> float:
-    """Largest absolute difference over the largest absolute value of `expected` (over 1 if that is 0).
-
-    Both are arrays. NaN and infinities must stand in the same places; else the error is infinite.
-    """
-    import numpy as np
-
-    expected, got = np.asarray(expected, np.float64), np.asarray(got, np.float64)
-    finite = np.isfinite(expected)
-    if expected.shape != got.shape or not np.array_equal(finite, np.isfinite(got)):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    return float(np.abs(expected - got)[finite].max()) / (float(np.abs(expected[finite]).max()) or 1.0)
-
-
-def first_line(error: BaseException) -> str:
-    """An exception's kind and the first line of what it says, for a message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def _plain(module: torch.nn.Module) -> torch.nn.Module:
-    """Evaluation mode, float32 and the CPU, where the module allows it."""
+def _plain(module: torch.nn.Module) -> tuple[torch.nn.Module, set[torch.dtype]]:
+    """The module in evaluation mode, float32 and on the CPU; and the types that were widened."""
     import torch
 
     if not isinstance(module, torch.fx.GraphModule):
         module.eval()
-    small = {value.dtype for value in (*module.parameters(), *module.buffers())} & {
-        torch.float16,
-        torch.bfloat16,
+    small = {torch.float16, torch.bfloat16} & {
+        value.dtype for value in (*module.parameters(), *module.buffers())
     }
     if small:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in small))
         events.warn(f"the weights are {names}; they are widened to float32")
         module = module.float()
-    return module.cpu()
+    return module.cpu(), small
 
 
 def _spec_of_example(leaf: Any, batch: int) -> TensorSpec | None:
@@ -310,7 +284,8 @@ def _dimensions(spec: TensorSpec | None, dims: Mapping[str, Any]) -> dict[int, A
 def _leaves(tree: Any) -> list[Any]:
     from torch.utils import _pytree as pytree
 
-    return pytree.tree_leaves(tree)
+    leaves: list[Any] = pytree.tree_leaves(tree)
+    return leaves
 
 
 def _is_tensor(node: Any) -> bool:
@@ -426,47 +401,3 @@ def to_evaluation(graph: torch.fx.GraphModule) -> bool:
         listed = ", ".join(f"{count} {name}" for name, count in changed.items())
         events.warn(f"the model was saved in training mode; switched to evaluation: {listed}")
     return bool(changed)
-
-
-def _verify(
-    reference: torch.nn.Module,
-    program: torch.export.ExportedProgram,
-    graph: torch.fx.GraphModule,
-    inputs: Sequence[TensorSpec],
-) -> None:
-    """Raise `UnsupportedError` unless the traced graph gives what the module gives."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    free = any("batch" in spec.shape for spec in inputs)
-    structure = program.call_spec.in_spec
-    constants = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    for batch in (1, 3) if free else (1,):
-        tensors = random_inputs(inputs, batch, seed=batch)
-        feed = iter(tensors)
-        leaves = [
-            next(feed) if hasattr(arg, "name") and not hasattr(arg, "value") else arg.value
-            for arg in constants
-        ]
-        args, kwargs = pytree.tree_unflatten(leaves, structure)
-        with torch.no_grad():
-            expected, again = reference(*args, **kwargs), reference(*args, **kwargs)
-            got = graph(*tensors)
-        pairs = zip(_tensors(expected), _tensors(again), got, strict=True)
-        for first, second, traced in pairs:
-            if not torch.equal(first.nan_to_num(), second.nan_to_num()):
-                raise UnsupportedError(
-                    "the model gives different answers to the same input, so nothing can be proved of it"
-                )
-            error = relative_error(first.numpy(), traced.numpy())
-            if error > TOLERANCE:
-                raise UnsupportedError(
-                    f"the traced graph does not give what the module gives at batch {batch} (relative error "
-                    f"{error:.2g}): its code depends on values or on the batch in a way that cannot be traced"
-                )
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    import torch
-
-    return [leaf for leaf in _leaves(tree) if isinstance(leaf, torch.Tensor)]

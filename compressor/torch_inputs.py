@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["arguments", "bind", "random_inputs"]
 
-_FREE_SIZE = 24
+_FREE_STEPS, _FREE_PIXELS = 24, 224
 _LABELS = {"label", "labels", "target", "targets", "y", "class", "classes"}
 
 
@@ -31,9 +31,10 @@ def bind(
     """
     if inputs:
         return _bind_given(names, inputs)
-    if samples:
-        return _bind_samples(names, samples)
+    fixed = all(isinstance(size, int) for spec in samples for size in spec.shape)
     crop = (preprocess or {}).get("crop")
+    if samples and (fixed or not crop):
+        return _bind_samples(names, samples)
     if crop and names:
         return (TensorSpec(names[0], "float32", ("batch", 3, crop, crop)),)
     raise _unknown(names)
@@ -60,9 +61,8 @@ def random_inputs(inputs: Sequence[TensorSpec], batch: int = 2, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for spec in inputs:
-        shape = [
-            size if isinstance(size, int) else batch if size == "batch" else _FREE_SIZE for size in spec.shape
-        ]
+        free = _FREE_PIXELS if len(spec.shape) > 3 else _FREE_STEPS
+        shape = [size if isinstance(size, int) else batch if size == "batch" else free for size in spec.shape]
         dtype = getattr(torch, spec.dtype)
         values = torch.randn(shape, generator=generator)
         tensors.append(values.to(dtype) if dtype.is_floating_point else (values > 0).to(dtype))
@@ -92,8 +92,8 @@ def _bind_samples(names: Sequence[str], samples: Sequence[TensorSpec]) -> tuple[
         chosen = [replace(arrays[0], name=names[0] if names else arrays[0].name)]
     else:
         raise UsageError(
-            f"the model takes {', '.join(names)}, the data have {', '.join(by_name)}: name the arrays like the "
-            "inputs, or pass --input NAME=SHAPE for each"
+            f"the model takes {', '.join(names)}, the data have {', '.join(by_name)}: name the arrays like "
+            "the inputs, or pass --input NAME=SHAPE for each"
         )
     wide = {"float64": "float32", "float16": "float32", "uint8": "float32"}
     return tuple(

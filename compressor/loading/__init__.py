@@ -16,7 +16,14 @@ from compressor.model import Model, TensorSpec
 
 __all__ = ["LoadOptions", "inspect", "inspect_task", "load", "load_task", "recognise"]
 
-_SUFFIXES = {".onnx": "onnx", ".safetensors": "safetensors", ".pt2": "exported"}
+_SUFFIXES = {
+    "onnx": {".onnx"},
+    "safetensors": {".safetensors"},
+    "exported": {".pt2", ".pt"},
+    "torchscript": {".pt", ".pth", ".jit", ".ts", ".torchscript"},
+    "torch_pickle": {".pt", ".pth", ".th", ".ckpt", ".bin", ".tar", ".pkl"},
+}
+_UNREAD = ", which this version cannot read; export the model to ONNX"
 
 
 @dataclass(frozen=True)
@@ -47,18 +54,22 @@ def recognise(path: Path) -> str:
     Raises `ModelFileError` that says what the file is, if it is not a model that can be read.
     """
     _refuse_no_file(path)
-    _refuse_other_kinds(path)
+    other = _other_kind(path)
+    if other:
+        raise ModelFileError(f"{path} is {other}")
     for kind in plugins.names("loaders"):
-        if plugins.module("loaders", kind).recognise(path):
-            if _SUFFIXES.get(path.suffix.lower(), kind) != kind or (kind == "onnx") != (
-                path.suffix == ".onnx"
-            ):
+        module = plugins.module("loaders", kind)
+        if module.recognise(path):
+            suffix = path.suffix.lower()
+            if suffix in set().union(*_SUFFIXES.values()) and suffix not in _SUFFIXES.get(kind, {suffix}):
                 events.warn(
-                    f"{path.name} is, by its content, an {plugins.module('loaders', kind).DESCRIPTION}"
+                    f"{path.name} is, by its content, of another kind than its name says: "
+                    f"{module.DESCRIPTION}"
                 )
             return kind
     raise ModelFileError(
-        f"{path} is no model file that is known here, or is damaged beyond recognition: its first bytes are {_head(path, 8).hex(' ')}"
+        f"{path} is not a valid model file of a kind that is known here (it begins with the bytes "
+        f"{_head(path, 8).hex(' ')}): damaged, or made by another program"
     )
 
 
@@ -76,6 +87,11 @@ def load_task(path: str, options: dict[str, Any], folder: str) -> dict[str, Any]
 
 def inspect(path: Path) -> dict[str, Any]:
     """What a file is, without running or unpickling anything of it."""
+    _refuse_no_file(path)
+    other = _other_kind(path)
+    if other:
+        size = path.stat().st_size if path.is_file() else None
+        return {"path": str(path), "kind": None, "description": other, "size_bytes": size}
     kind = recognise(path)
     module = plugins.module("loaders", kind)
     return {
@@ -98,14 +114,8 @@ def _head(path: Path, size: int) -> bytes:
 
 
 def _refuse_no_file(path: Path) -> None:
-    if path.is_dir():
-        if (path / "saved_model.pb").exists():
-            raise ModelFileError(
-                f"{path} is a TensorFlow SavedModel folder, which this version cannot read; export it to ONNX"
-            )
-        raise ModelFileError(f"{path} is a folder, not a model file")
     try:
-        empty = not _head(path, 1)
+        empty = not path.is_dir() and not _head(path, 1)
     except FileNotFoundError as error:
         raise ModelFileError(f"{path}: no such file") from error
     except PermissionError as error:
@@ -116,48 +126,42 @@ def _refuse_no_file(path: Path) -> None:
         raise ModelFileError(f"{path} is empty (0 bytes); get it again")
 
 
-def _refuse_other_kinds(path: Path) -> None:
-    """Name the files that are often met in place of a model."""
+def _other_kind(path: Path) -> str | None:
+    """What a file is that is often met in place of a model, or that this version cannot read."""
+    if path.is_dir():
+        saved_model = (path / "saved_model.pb").exists()
+        return f"a TensorFlow SavedModel folder{_UNREAD}" if saved_model else "a folder, not a model file"
     head = _head(path, 512)
-    text = head.lstrip().lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")) or b"<html" in text:
-        raise ModelFileError(
-            f"{path} is an HTML page, not a model: the download gave a web page; get it again"
-        )
-    if head.startswith(b"version https://git-lfs"):
-        raise ModelFileError(f"{path} is a git LFS pointer (text), not the model itself: run 'git lfs pull'")
-    if head[4:8] == b"TFL3":
-        raise ModelFileError(f"{path} is a TFLite model, which this version cannot read")
-    if head[4:8] == b"ORTM":
-        raise ModelFileError(
-            f"{path} is an onnxruntime .ort model, which cannot be compressed; use the ONNX file"
-        )
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        raise ModelFileError(
-            f"{path} is an HDF5 file (Keras .h5), which this version cannot read; export it to ONNX"
-        )
     if head.startswith(b"PK"):
-        _refuse_zip(path)
-    elif _is_text(head):
-        raise ModelFileError(f"{path} is a text file, not a model")
+        return _other_archive(path)
+    if b"<html" in head.lower() or head.lstrip().lower().startswith((b"<!doctype", b"<?xml")):
+        return "an HTML page, not a model: the download gave a web page; get it again"
+    if head.startswith(b"version https://git-lfs"):
+        return "a git LFS pointer (text), not the model itself: run 'git lfs pull'"
+    if head[4:8] == b"TFL3":
+        return "a TFLite model, which this version cannot read; start from the model that it was made of"
+    if head[4:8] == b"ORTM":
+        return "an onnxruntime .ort model, which cannot be compressed; use the ONNX file that it was made of"
+    if head.startswith(b"\x89HDF\r\n\x1a\n"):
+        return f"an HDF5 file (Keras .h5){_UNREAD}"
+    return "a text file, not a model" if _is_text(head) else None
 
 
-def _refuse_zip(path: Path) -> None:
+def _other_archive(path: Path) -> str | None:
     """Damaged archives, and archives of other kinds."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
-        raise ModelFileError(f"{path} is a truncated or damaged archive ({error}); get it again") from error
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        return f"a truncated or damaged archive ({error}); get it again"
     if bad:
-        raise ModelFileError(f"{path} is damaged: the checksum of '{bad}' in it is wrong; get it again")
+        return f"a damaged archive: the checksum of '{bad}' in it is wrong; get it again"
     if "model.weights.h5" in names:
-        raise ModelFileError(
-            f"{path} is a Keras model (.keras), which this version cannot read; export it to ONNX"
-        )
+        return f"a Keras model (.keras){_UNREAD}"
     if names and all(name.endswith(".npy") for name in names):
-        raise ModelFileError(f"{path} is an .npz file of arrays, not a model")
+        return "an .npz file of arrays, not a model"
+    return None
 
 
 def _is_text(head: bytes) -> bool:

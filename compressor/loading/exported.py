@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
     """
     from compressor import torch_graph
 
-    program = _read(path)
+    program = _read(path, folder)
     graph = torch_graph.flat_module(program)
     torch_graph.to_evaluation(graph)
     specs = torch_graph.input_specs(graph)
@@ -53,7 +54,8 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
             return _save(graph, freed, _in_pieces(graph, specs), target, origin, names)
         except CompressError as error:
             events.warn(
-                f"the program stays as it was exported, with fixed inputs {', '.join(map(str, specs))}: {error}"
+                f"the program stays as it was exported, with fixed inputs "
+                f"{', '.join(map(str, specs))}: {error}"
             )
     return _save(graph, specs, graph, target, origin, names)
 
@@ -64,7 +66,8 @@ def inspect(path: Path) -> dict[str, Any]:
     from compressor import torch_graph
     from compressor.state_dicts import summary
 
-    program = _read(path)
+    with tempfile.TemporaryDirectory() as folder:
+        program = _read(path, Path(folder))
     graph = torch_graph.flat_module(program)
     inputs, outputs = torch_graph.input_specs(graph), torch_graph.output_specs(program, graph)
     return {
@@ -76,15 +79,15 @@ def inspect(path: Path) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> torch.export.ExportedProgram:
+def _read(path: Path, folder: Path) -> torch.export.ExportedProgram:
     import torch
 
     from compressor import pt2_archive
-    from compressor.torch_graph import first_line
+    from compressor.parity import first_line
 
     try:
         pt2_archive.check(path)
-        with _safe_reads_only(), path.open("rb") as file:
+        with _safe_reads_only(), pt2_archive.on_cpu(path, folder).open("rb") as file:
             return torch.export.load(file)
     except CompressError:
         raise

@@ -16,7 +16,7 @@ DESCRIPTION = "safetensors weights"
 
 
 def recognise(path: Path) -> bool:
-    """Eight bytes of length, then a JSON object of that length; `ModelFileError` if the file ends too early."""
+    """Eight bytes of length, then a JSON object as long; `ModelFileError` if the file ends too early."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if file.read(1) != b"{" or length > 100_000_000:
@@ -48,16 +48,15 @@ def inspect(path: Path) -> dict[str, Any]:
     """The tensors and the known architectures that they fit."""
     import torch
     from safetensors import safe_open
+    from safetensors.torch import _TYPES
 
     from compressor.architectures import fitting
     from compressor.state_dicts import summary
 
     with safe_open(path, "pt") as file:
+        parts = {name: file.get_slice(name) for name in sorted(file.keys())}
         weights = {
-            name: torch.empty(
-                part.get_shape(), dtype=part[:0].dtype if part.get_shape() else None, device="meta"
-            )
-            for name in file.keys()  # noqa: SIM118: not a dict
-            for part in [file.get_slice(name)]
+            name: torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
+            for name, part in parts.items()
         }
     return {**summary(weights), "architectures": fitting(weights)}

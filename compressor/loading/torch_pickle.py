@@ -22,9 +22,12 @@ _MODULES = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.")
 _SAFE = {
     "argparse.Namespace",
     "functools.partial",
-    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray._reconstruct",
     "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
     "numpy.dtype",
+    "numpy.ndarray",
     "pathlib.PosixPath",
     "torch.nn.functional.relu",
     "torch.nn.functional.relu6",
@@ -84,27 +87,41 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, *, trust: bool, device: str = "cpu") -> Any:
+    foreign = _foreign(globals_of_file(path))
+    allowed = {name: found for name in foreign if (found := _harmless(name)) is not None}
+    if len(allowed) < len(foreign):
+        if not trust:
+            raise ModelFileError(_needs_trust(path, foreign))
+        return _unpickle(path, foreign)
+    try:
+        return _read_safely(path, allowed, device)
+    except pickle.UnpicklingError as error:
+        if trust:
+            return _unpickle(path, foreign)
+        raise ModelFileError(
+            f"{path} cannot be read without running code of it ({_reason(error)}): pass --trust if you trust "
+            "the file, or save its state_dict by torch.save"
+        ) from error
+    except (EOFError, RuntimeError, KeyError, ValueError, AttributeError, TypeError) as error:
+        raise ModelFileError(f"{path} is truncated or damaged ({_reason(error)}); get it again") from error
+
+
+def _read_safely(path: Path, allowed: dict[str, Any], device: str) -> Any:
+    import numpy as np
     import torch
 
-    foreign = _foreign(globals_of_file(path))
-    allowed = [_harmless(name) for name in foreign]
-    if foreign and not all(allowed) and not trust:
-        raise ModelFileError(_needs_trust(path, foreign))
-    try:
-        if not all(allowed):
-            return _unpickle(path, foreign)
-        with torch.serialization.safe_globals(
-            [(each, name) for each, name in zip(allowed, foreign, strict=True)]
-        ):
-            return torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ModelFileError(
-            f"{path} cannot be read safely: {str(error).splitlines()[0][:200]}; if you trust it, pass --trust"
-        ) from error
-    except (EOFError, RuntimeError, KeyError, ValueError) as error:
-        raise ModelFileError(
-            f"{path} is truncated or damaged ({str(error).splitlines()[0][:200]}); get it again"
-        ) from error
+    listed: list[Any] = [(found, name) for name, found in allowed.items()]
+    if any(name.startswith("numpy.") for name in allowed):
+        listed += [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
+    with torch.serialization.safe_globals(listed):
+        return torch.load(path, map_location=device, weights_only=True)
+
+
+def _reason(error: Exception) -> str:
+    """The line that tells, in what torch's safe unpickler says."""
+    text = str(error).rpartition("WeightsUnpickler error:")[2]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def _unpickle(path: Path, foreign: Iterable[str]) -> Any:
@@ -171,15 +188,15 @@ def _needs_trust(path: Path, foreign: list[str]) -> str:
         return _from_script(path, script)
     unknown = [name for name in foreign if _harmless(name) is None]
     return (
-        f"{path} is a pickle that needs the code of {', '.join(unknown[:4])}: reading it runs that code, so pass "
-        "--trust if you trust the file (the class must be importable here); or save its state_dict and pass "
-        "--arch module:callable"
+        f"{path} is a pickle that needs the code of {', '.join(unknown[:4])}: reading it runs that code, "
+        "so pass --trust if you trust the file (the class must be importable here); or save its state_dict "
+        "and pass --arch module:callable"
     )
 
 
 def _from_script(path: Path, names: list[str]) -> str:
     name = names[0]
     return (
-        f"{path} was pickled in a script as {name}: the class {name.removeprefix('__main__.')} cannot be found "
-        "again; save its state_dict, and pass --arch module:callable with the class in a module"
+        f"{path} was pickled in a script as {name}: the class {name.removeprefix('__main__.')} cannot be "
+        "found again; save its state_dict, and pass --arch module:callable with the class in a module"
     )
