@@ -81,8 +81,9 @@ def _path(model: Any, example_inputs: Any, folder: Path) -> str:
         )
     from compressor.torch_graph import export_module
 
+    examples = (example_inputs,) if hasattr(example_inputs, "shape") else example_inputs
     folder.mkdir(parents=True, exist_ok=True)
-    return str(export_module(model, example_inputs, folder).path)
+    return str(export_module(model, examples, folder).path)
 
 
 def _source(data: Any, file: Path) -> str | None:

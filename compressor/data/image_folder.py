@@ -41,6 +41,7 @@ _SPLITS = {
     "calibration",
 }
 _LABEL_FILES = ("labels.json", "labels.csv")
+_FOREIGN = "{} does not map file names to one label each: the pictures are taken as unlabelled"
 
 
 def recognise(source: str) -> bool:
@@ -193,7 +194,12 @@ class _Labelling:
 def _labelling(root: Path, names: list[str]) -> _Labelling:
     for file in _LABEL_FILES:
         if (root / file).is_file():
-            return _listed(root / file, names)
+            table = _table(root / file)
+            return (
+                _Labelling(names, warnings=(_FOREIGN.format(file),))
+                if table is None
+                else _listed(root / file, table, names)
+            )
     folders = sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
     if len(folders) < 2 or any("/" not in name for name in names):
         return _Labelling(names)
@@ -215,9 +221,9 @@ def _numbered(folders: list[str]) -> tuple[str, ...]:
     )
 
 
-def _listed(file: Path, names: list[str]) -> _Labelling:
+def _listed(file: Path, labels: dict[str, int | float | str], names: list[str]) -> _Labelling:
     """Labels by file name, or by path relative to the folder."""
-    table = {_normal(name): label for name, label in _table(file).items()}
+    table = {_normal(name): label for name, label in labels.items()}
     found = {name: table.get(_normal(name), table.get(_normal(name.split("/")[-1]))) for name in names}
     labelled = [name for name in names if found[name] is not None]
     if not labelled:
@@ -235,15 +241,15 @@ def _listed(file: Path, names: list[str]) -> _Labelling:
     return _Labelling(labelled, np.array(values, np.int64 if whole else np.float64), tuple(notes))
 
 
-def _table(file: Path) -> dict[str, int | float | str]:
-    """File name to label. Raises `DataError` for another form."""
+def _table(file: Path) -> dict[str, int | float | str] | None:
+    """File name to label, or None for annotations of another kind. Raises `DataError` for a damaged file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if file.suffix == ".json" else dict(_pairs(text))
     except (ValueError, OSError) as error:
         raise DataError(f"{file}: cannot be read as labels ({error})") from error
     if not isinstance(rows, dict) or not all(isinstance(label, int | float | str) for label in rows.values()):
-        raise DataError(f"{file}: must map file names to labels, one number or name each")
+        return None
     return rows
 
 

@@ -301,7 +301,8 @@ def _no_choice(data: Data, candidates: Sequence[Data]) -> str:
     if not any(engine["latency"] for engine in data["engines"]):
         if len(candidates) == 1:
             only = candidates[0]
-            return f"No recommendation without latency. {only['target']}: {_accuracy(data, only)}."
+            facts = "; ".join([_accuracy(data, only), *_caveats(only)])
+            return f"No recommendation without latency. {only['target']}: {facts}."
         return "No recommendation: latency was not measured."
     return "No engine is recommended: none is proven both faster and accurate enough."
 

@@ -218,12 +218,20 @@ def test_pictures_without_a_label_are_left_out_and_counted(tmp_path: Path) -> No
     assert "2 picture(s) without an entry in labels.json are left out" in dataset.notes
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", '{"a.png": [1, 2]}', '{"images": [], "annotations": []}'])
+def test_annotations_of_another_kind_are_no_labels_and_that_is_said(tmp_path: Path, text: str) -> None:
+    _two(tmp_path)
+    (tmp_path / "labels.json").write_text(text)
+    dataset = open_dataset(str(tmp_path), DataOptions())
+    assert dataset.labels is None
+    assert len(dataset.usable) == 2
+    assert any("taken as unlabelled" in warning for warning in dataset.warnings)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("labels.json", "{", "cannot be read as labels"),
-        ("labels.json", "[1, 2]", "must map file names to labels"),
-        ("labels.json", '{"a.png": [1, 2]}', "must map file names to labels"),
         ("labels.json", '{"z.png": 1}', r"none of its names is a picture here \(first picture: a.png\)"),
         ("labels.csv", "a.png\n", "row 1 is not 'file,label'"),
     ],
