@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drop_unused_initializers", "fold_constants", "lift_constants"]
 
+_INLINE_BYTES = 1 << 30
 _NOT_PURE = {
     "RandomNormal",
     "RandomUniform",
@@ -41,13 +42,15 @@ def fold_constants(model: ModelProto) -> None:
     """Compute every node whose inputs are all constant, in one session of onnxruntime.
 
     A large weight that is also read elsewhere (a tied table and its transpose) stays as it is, so that it
-    is stored once; so does a node that makes a graph output.
+    is stored once; so do all large weights of a model that would not fit into one protobuf, and a node that
+    makes a graph output.
     """
     view = View(model)
     known = set(view.initializers)
+    small = sum(len(item.raw_data) for item in model.graph.initializer) > _INLINE_BYTES
     folded: dict[str, NodeProto] = {}
     for node in model.graph.node:
-        if _foldable(node, known, view):
+        if _foldable(node, known, view, small):
             folded[View.key(node)] = node
             known.update(node.output)
     made = {name for node in folded.values() for name in node.output if name}
@@ -94,7 +97,7 @@ def _value(node: NodeProto) -> TensorProto | None:
     return numpy_helper.from_array(np.asarray(value[item.name], kinds[item.name]))
 
 
-def _foldable(node: NodeProto, known: set[str], view: View) -> bool:
+def _foldable(node: NodeProto, known: set[str], view: View, small: bool) -> bool:
     if node.op_type in _NOT_PURE or node.domain not in ("", "ai.onnx") or any(True for _ in subgraphs(node)):
         return False
     if not node.input or view.outputs & set(node.output):
@@ -104,7 +107,7 @@ def _foldable(node: NodeProto, known: set[str], view: View) -> bool:
             return False
         item = view.initializers.get(name)
         shared = len(view.consumers[name]) > 1 or name in view.captured
-        if item is not None and shared and np.prod(item.dims) > _SHARED_LIMIT:
+        if item is not None and (shared or small) and np.prod(item.dims) > _SHARED_LIMIT:
             return False
     return True
 

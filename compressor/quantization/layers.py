@@ -143,7 +143,7 @@ def _layer_reason(view: View, node: NodeProto) -> str | None:
     if data in view.initializers:
         return "its weight is the left operand"
     if not view.is_float(data):
-        return "its input is not float32"
+        return "its input is not known to be float32"
     weight, _ = _weight(view, node.input[1])
     if weight is None:
         return "both operands are computed at run time"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 Range = tuple[float, float]
+_UNBOUNDED = (-np.inf, np.inf)
 
 
 def write(view: View, placement: Placement, ranges: Mapping[str, Range], scheme: Scheme) -> ModelProto:
@@ -82,6 +83,11 @@ class _Writer:
         every = name in self.placement.replaced
         keeps_name = every and (name in self.view.outputs or name in self.view.captured)
         dequantized = name if keeps_name else unique(f"{name}_dequantized", self.names)
+        readers = [
+            (key, node)
+            for key, node in self.readers.get(name, [])
+            if every or key in self.placement.integer or key in self.placement.movers
+        ]
         new = []
         if maker in self.placement.integer_forms:
             self._rename_output(maker, name, quantized)
@@ -91,27 +97,35 @@ class _Writer:
                 source = unique(f"{name}_unquantized", self.names)
                 self._rename_output(maker, name, source)
             new.append(self._node("QuantizeLinear", [source, *_names(parameters)], quantized))
-        new.append(self._node("DequantizeLinear", [quantized, *_names(parameters)], dequantized))
+        floats = [node for key, node in readers if key not in self.placement.integer_forms]
+        if floats or keeps_name:
+            new.append(self._node("DequantizeLinear", [quantized, *_names(parameters)], dequantized))
         (self.first if maker is None else self.after.setdefault(maker, [])).extend(new)
-        for key, node in self.readers.get(name, []):
+        for key, node in readers:
             if key in self.placement.integer_forms:
-                self._read_integers(node, name, quantized, parameters)
-            elif every or key in self.placement.integer or key in self.placement.movers:
+                self._read_integers(node, quantized, parameters)
+            else:
                 node.input[:] = [dequantized if item == name else item for item in node.input]
 
     def _parameters(self, root: str) -> _Parameters:
         if root not in self.parameters:
-            low, high = self.ranges[root]
-            maker = self.view.producers.get(root)
-            bounds = clip_bounds(self.view, maker) if maker is not None else None
-            for key in self.placement.integer_forms:
-                node = self.nodes[key]
-                if self.placement.pairs[self.data[key]] == root and node.op_type == "Pad":
-                    value = self._pad_value(node)
-                    low, high = min(low, value), max(high, value)
-            scale, zero = activation_parameters(low, high, self.scheme, bounds or (-np.inf, np.inf))
+            (low, high), maker = self.ranges[root], self.view.producers.get(root)
+            bounds = (clip_bounds(self.view, maker) if maker is not None else None) or _UNBOUNDED
+            for value in self._padded(root):
+                low, high = min(low, value), max(high, value)
+                bounds = bounds if bounds[0] <= value <= bounds[1] else _UNBOUNDED
+            scale, zero = activation_parameters(low, high, self.scheme, bounds)
             self.parameters[root] = self._add_parameters(root, scale, zero)
         return self.parameters[root]
+
+    def _padded(self, root: str) -> list[float]:
+        """The values with which tensors of the range of `root` are padded."""
+        nodes = [(self.nodes[key], self.data[key]) for key in self.placement.integer_forms]
+        return [
+            self._pad_value(node)
+            for node, data in nodes
+            if node.op_type == "Pad" and self.placement.pairs[data] == root
+        ]
 
     def _add_parameters(self, name: str, scale: np.float32, zero: int) -> _Parameters:
         return _Parameters(
@@ -125,7 +139,7 @@ class _Writer:
         value = self.view.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         return 0.0 if value is None else float(value.reshape(-1)[0])
 
-    def _read_integers(self, node: NodeProto, name: str, quantized: str, parameters: _Parameters) -> None:
+    def _read_integers(self, node: NodeProto, quantized: str, parameters: _Parameters) -> None:
         if node.op_type == "Pad":
             code = self._codes(np.asarray(self._pad_value(node)), parameters.scale, parameters.zero)
             while len(node.input) < 3:

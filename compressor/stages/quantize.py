@@ -67,20 +67,23 @@ def run(
         return _unchanged(source, folder, facts, "already quantized: the model holds quantization operators")
     view = View(prepared)
     _check_names(view, exclude or [])
+    roots = placement.place(view, chosen).pairs
     observed = calibrate.ranges(Path(ranges), observer)
-    unusable = _unusable(placement.tensors(prepared, chosen), observed, calibrate.left_out(Path(ranges)))
+    reasons = _unusable(set(roots.values()), observed, calibrate.left_out(Path(ranges)))
+    unusable = {name: reasons[root] for name, root in roots.items() if root in reasons}
     placed = placement.place(view, chosen, frozenset(exclude or []), unusable)
     facts |= _facts(placed)
     if not placed.integer and not placed.stored:
         return _unchanged(source, folder, facts, f"nothing to quantize: {_why(placed)}")
     if not placed.integer:
         events.warn(f"no operator runs in int8, weights are only stored as int8: {_why(placed)}")
-    written = onnx_files.write(qdq.write(view, placed, observed, chosen), Path(folder, "model.onnx"))
+    known = {name: observed[root] for name, root in roots.items() if root in observed}
+    written = onnx_files.write(qdq.write(view, placed, known, chosen), Path(folder, "model.onnx"))
     return _result(source, folder, {**onnx_files.facts(written), **facts})
 
 
 def _unusable(
-    tensors: list[str], observed: Mapping[str, tuple[float, float]], left_out: Mapping[str, str]
+    tensors: set[str], observed: Mapping[str, tuple[float, float]], left_out: Mapping[str, str]
 ) -> dict[str, str]:
     """Why tensors cannot be quantized with the ranges at hand."""
     reasons = {name: f"tensor '{name}' was never observed" for name in tensors if name not in observed}
