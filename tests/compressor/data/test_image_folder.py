@@ -224,7 +224,7 @@ def test_annotations_of_another_kind_are_no_labels_and_that_is_said(tmp_path: Pa
     (tmp_path / "labels.json").write_text(text)
     dataset = open_dataset(str(tmp_path), DataOptions())
     assert dataset.labels is None
-    assert len(dataset.usable) == 2
+    assert len(dataset.usable) == dataset.length > 0
     assert any("taken as unlabelled" in warning for warning in dataset.warnings)
 
 
