@@ -81,7 +81,7 @@ def write(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
             side.unlink()
         beside.unlink()
         model = _brought_down(model, failure)
-    raise UnsupportedError(f"onnxruntime refuses the model: {failure}")
+    raise UnsupportedError(f"onnxruntime refuses the model: {_shortened(failure)}")
 
 
 def specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -247,7 +247,7 @@ def _session_failure(path: Path) -> str | None:
     try:
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class for each status, below Exception itself
-        return " ".join(str(error).split())[:400]
+        return " ".join(str(error).split())
     return None
 
 
@@ -264,7 +264,7 @@ def _brought_down(model: onnx.ModelProto, failure: str) -> onnx.ModelProto:
         return model
     opset = re.search(r"Opset (\d+) is under development.*till opset (\d+)", failure)
     if not opset:
-        raise UnsupportedError(f"onnxruntime refuses the model: {failure}")
+        raise UnsupportedError(f"onnxruntime refuses the model: {_shortened(failure)}")
     try:
         lowered = onnx.version_converter.convert_version(model, int(opset[2]))
     except Exception as error:  # the converter throws RuntimeError and its own, undocumented
@@ -274,3 +274,9 @@ def _brought_down(model: onnx.ModelProto, failure: str) -> onnx.ModelProto:
         ) from error
     events.warn(f"the model's opset {opset[1]} is newer than onnxruntime here takes: converted to {opset[2]}")
     return lowered
+
+
+def _shortened(failure: str | None) -> str:
+    """What onnxruntime says, without its own status, our file's name and the place in its source."""
+    text = (failure or "").rpartition(" failed:")[2] or str(failure)
+    return re.sub(r"^/\S+\.cc:\d+ \S+\(.*?\) ", "", text)[:400]
