@@ -14,7 +14,7 @@ from compressor.target import Target
 
 __all__ = ["FORM", "SUFFIX", "VERSION", "check", "convert", "export"]
 
-VERSION = 1
+VERSION = 2
 FORM = "onnx"
 SUFFIX = ".onnx"
 
@@ -71,7 +71,9 @@ def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
         raise UnsupportedError(f"target {target}: {reason}")
     source = Model.of(model)
     path = Path(folder) / "model.onnx"
-    onnx_files.write(onnx_files.read(source.path), path)
+    graph = onnx_files.read(source.path)
+    onnx_files.tidy(graph)
+    onnx_files.write(graph, path)
     files = [each for each in (path, path.with_name("model.onnx.data")) if each.exists()]
     return {
         "file": path.name,
