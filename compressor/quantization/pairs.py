@@ -20,27 +20,30 @@ _CHUNK = 1 << 22
 
 
 def worst_pair(rows: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Largest |a| + |b| over neighbours (2i, 2i+1) of one sign, for each row of `rows` [channels, k]."""
-    first, second = _neighbours(np.asarray(rows, np.float64))
-    sums = np.where(first * second > 0, np.abs(first) + np.abs(second), 0.0)
-    return np.asarray(sums.max(axis=1, initial=0.0))
+    """Largest |a + b| over neighbours (2i, 2i+1), for each row of `rows` [channels, k].
+
+    For two of one sign that is |a| + |b|; for others it is below the row's largest magnitude.
+    """
+    first, second = _neighbours(rows)
+    sums = np.abs(first + second).max(axis=1, initial=0.0)
+    return np.asarray(sums, np.float64)
 
 
-def project(real: NDArray[np.float64], limit: int) -> NDArray[np.int8]:
-    """Round `real` [channels, k], in units of the scale, to int8 so that no pair exceeds `limit`.
+def project(real: NDArray[np.floating], limit: int) -> NDArray[np.floating]:
+    """Round `real` [channels, k], in units of the scale, to int8 codes so that no pair exceeds `limit`.
 
     A pair of one sign whose rounded magnitudes sum to more than `limit` moves to the nearest point of the
     line |a| + |b| = limit (the Euclidean projection), all others are rounded to nearest.
     """
-    rounded = np.clip(np.rint(real), -_LIMIT, _LIMIT)
-    width = real.shape[1] // 2 * 2
-    a, b = np.abs(real[:, 0:width:2]), np.abs(real[:, 1:width:2])
-    first, second = rounded[:, 0:width:2], rounded[:, 1:width:2]
-    bad = (first * second > 0) & (np.abs(first) + np.abs(second) > limit)
+    rounded = np.rint(real)
+    np.clip(rounded, -_LIMIT, _LIMIT, out=rounded)
+    first, second = _neighbours(rounded)
+    bad = np.nonzero(np.abs(first + second) > limit)
+    a, b = (np.abs(part[bad]) for part in _neighbours(real))
     moved = np.clip(np.rint((a - b + limit) / 2), limit - _LIMIT, _LIMIT)
-    first[bad] = np.copysign(moved, first)[bad]
-    second[bad] = np.copysign(limit - moved, second)[bad]
-    return rounded.astype(np.int8)
+    first[bad] = np.copysign(moved, first[bad])
+    second[bad] = np.copysign(limit - moved, second[bad])
+    return np.asarray(rounded)
 
 
 def quantize_rows(
@@ -56,14 +59,14 @@ def quantize_rows(
     step = max(1, _CHUNK // max(1, rows.shape[1]))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        codes[part], scales[part] = _quantize(np.asarray(rows[part], np.float64), floor[part], pair_limit)
+        codes[part], scales[part] = _quantize(np.asarray(rows[part], np.float32), floor[part], pair_limit)
     return codes, scales
 
 
 def _quantize(
-    rows: NDArray[np.float64], floor: NDArray[np.float64], pair_limit: int | None
+    rows: NDArray[np.float32], floor: NDArray[np.float64], pair_limit: int | None
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    low = np.maximum(np.abs(rows).max(axis=1, initial=0.0) / _LIMIT, floor)
+    low = np.maximum(np.abs(rows).max(axis=1, initial=0.0).astype(np.float64) / _LIMIT, floor)
     if pair_limit is None:
         scale = low.astype(np.float32)
         return np.clip(np.rint(rows / scale[:, None]), -_LIMIT, _LIMIT).astype(np.int8), scale
@@ -72,13 +75,16 @@ def _quantize(
     codes, scales = np.zeros(rows.shape, np.int8), low.astype(np.float32)
     for share in np.linspace(0.0, 1.0, _CANDIDATES):
         scale = (low + share * (high - low)).astype(np.float32)
-        trial = project(rows / scale[:, None], pair_limit)
-        error = np.square(trial * scale[:, None].astype(np.float64) - rows).sum(axis=1)
+        real = rows / scale[:, None]
+        trial = project(real, pair_limit)
+        real -= trial
+        error = np.einsum("ck,ck->c", real, real) * np.square(scale.astype(np.float64))
         better = error < best
         best[better], scales[better], codes[better] = error[better], scale[better], trial[better]
     return codes, scales
 
 
-def _neighbours(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _neighbours(rows: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Views of the first and of the second of each pair; a last one without a partner is left out."""
     width = rows.shape[1] // 2 * 2
     return rows[:, 0:width:2], rows[:, 1:width:2]
