@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from serving.runtimes._precision import Kernel, summary
+
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
@@ -103,11 +105,7 @@ def precision(
     """Run once under the profiler and summarise; `shapes` are those of the inputs.
 
     `profiled` opens a session with the given options, runs it and returns the profile's path.
-    Returns {"share_int8": 0..1 of all MACs, "share_by_type": {type: share}, "macs", "operators":
-    [{"name", "op", "type", "macs", "share", "time_share"}] in order of execution, "float_islands":
-    [{"name", "op", "share", "reason"}] (compute that stayed float in a quantized engine),
-    "fused_integer_ops", "time_share_conversion": time in nodes that only quantize, dequantize or reorder}.
-    Without any MACs the shares are null.
+    See `_precision.summary` for the result.
     """
     with tempfile.TemporaryDirectory() as folder:
         graph_file = Path(folder, "optimized.onnx")
@@ -304,33 +302,11 @@ _MACS: dict[str, Callable[[Operator], int]] = {
 
 
 def _summary(operators: list[Operator]) -> dict[str, Any]:
-    macs = [operator.macs for operator in operators]
-    total, time = sum(macs), sum(operator.microseconds for operator in operators)
-    by_type: dict[str, int] = defaultdict(int)
-    for operator, count in zip(operators, macs, strict=True):
-        if count:
-            by_type[operator.compute_type] += count
-    conversion = sum(o.microseconds for o in operators if o.type in _CONVERSIONS)
-    return {
-        "share_int8": by_type.get("int8", 0) / total if total else None,
-        "share_by_type": {name: count / total for name, count in sorted(by_type.items())},
-        "macs": total,
-        "operators": [_row(o, n, total, time) for o, n in zip(operators, macs, strict=True)],
-        "float_islands": [{**island, "share": island["macs"] / total} for island in float_islands(operators)],
-        "fused_integer_ops": sum(operator.integer for operator in operators),
-        "time_share_conversion": conversion / time if time else None,
-    }
-
-
-def _row(operator: Operator, macs: int, total: int, time: float) -> dict[str, Any]:
-    return {
-        "name": operator.name,
-        "op": operator.type,
-        "type": operator.compute_type,
-        "macs": macs,
-        "share": macs / total if total else 0.0,
-        "time_share": operator.microseconds / time if time else 0.0,
-    }
+    kernels = [
+        Kernel(o.name, o.type, o.compute_type, o.macs, o.microseconds, o.integer, o.type in _CONVERSIONS)
+        for o in operators
+    ]
+    return summary(kernels, float_islands(operators))
 
 
 def float_islands(operators: list[Operator]) -> list[dict[str, Any]]:

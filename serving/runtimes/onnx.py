@@ -141,7 +141,7 @@ def session_options(threads: int, *, simulate: bool = False) -> onnxruntime.Sess
 def precision(path: Path, feeds: Feeds, *, device: str, threads: int = 1) -> dict[str, Any]:
     """In which types the compute of an engine really ran, from a few profiled runs on `feeds`.
 
-    See `serving.runtimes._onnx_precision.precision` for the result.
+    See `serving.runtimes._precision.summary` for the result.
     """
     from serving.runtimes import _onnx_precision
 

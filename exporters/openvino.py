@@ -1,0 +1,108 @@
+"""OpenVINO: an engine in its intermediate representation, `model.xml` with the weights in `model.bin`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compressor import plugins
+from compressor.errors import UnsupportedError
+from compressor.model import Model, TensorSpec
+from compressor.store import file_digest
+from compressor.target import Target
+
+if TYPE_CHECKING:
+    import openvino
+
+__all__ = ["FORM", "SUFFIX", "VERSION", "check", "export"]
+
+VERSION = 1
+FORM = "onnx"
+SUFFIX = ".xml"
+
+_PRECISIONS = ("fp32", "int8")
+
+
+def check(target: Target) -> str | None:
+    """Why this target cannot be made for OpenVINO; None: it can."""
+    if find_spec("openvino") is None:
+        return "the package openvino is not installed; install it with: pip install 'modelpress[openvino]'"
+    if target.precision not in _PRECISIONS:
+        return f"{target.precision} is not made for openvino; there are {', '.join(_PRECISIONS)}"
+    if target.pruning and "prune" not in plugins.names("stages"):
+        return "this version cannot prune"
+    return None
+
+
+def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
+    """Write the engine of an ONNX `Model` (its path absolute) as `folder/model.xml` and `.bin`; a task.
+
+    Numbers stay as they are: float32 is not stored as float16, and Q/DQ pairs stay pairs, which the
+    runtime turns into integer kernels when it loads the engine. The names of inputs and outputs and the
+    free dimensions are the model's. The digest of the weights stands in `model.xml` itself (under
+    `rt_info`, `modelpress`, `weights_sha256`), so that the returned `sha256` of that file covers both.
+    Raises `UnsupportedError` if OpenVINO is not installed, cannot take the model or does not load the engine.
+    """
+    if reason := check(Target.parse(target)):
+        raise UnsupportedError(f"target {target}: {reason}")
+    source, path = Model.of(model), Path(folder, "model.xml")
+    graph = _graph(source)
+    _save(graph, path)
+    graph.set_rt_info(file_digest(path.with_suffix(".bin")), ["modelpress", "weights_sha256"])
+    _save(graph, path)
+    _load(path)
+    files = (path, path.with_suffix(".bin"))
+    return {
+        "file": path.name,
+        "files": [each.name for each in files],
+        "size_bytes": sum(each.stat().st_size for each in files),
+        "sha256": file_digest(path),
+    }
+
+
+def _graph(source: Model) -> openvino.Model:
+    """The model as OpenVINO's graph, simplified as its own converter does: half as large without weights."""
+    import openvino
+    from openvino._offline_transformations import apply_moc_transformations
+
+    try:
+        graph = openvino.Core().read_model(str(source.path))
+    except Exception as error:
+        raise UnsupportedError(f"OpenVINO cannot take this model: {_line(error)}") from error
+    apply_moc_transformations(graph, False)
+    known = {name for port in graph.inputs for name in port.get_names()}
+    graph.add_parameters([_unread(spec) for spec in source.inputs if spec.name not in known])
+    graph.validate_nodes_and_infer_types()
+    return graph
+
+
+def _unread(spec: TensorSpec) -> Any:
+    """An input that no operator reads; OpenVINO drops it, but callers of the model give it."""
+    import numpy as np
+    import openvino
+
+    shape = openvino.PartialShape([-1 if isinstance(size, str) else size for size in spec.shape])
+    parameter = openvino.opset13.parameter(shape, np.dtype(spec.dtype), spec.name)
+    parameter.output(0).get_tensor().set_names({spec.name})
+    return parameter
+
+
+def _save(graph: openvino.Model, path: Path) -> None:
+    import openvino
+
+    openvino.save_model(graph, str(path), compress_to_fp16=False)
+
+
+def _load(path: Path) -> None:
+    import openvino
+
+    try:
+        openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    except Exception as error:
+        raise UnsupportedError(f"OpenVINO does not run this model: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    """The last thing that OpenVINO says; before it come places in its own sources."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()][-1][:300]
