@@ -121,7 +121,7 @@ def _arrays(data: Any) -> dict[str, np.ndarray] | None:
     if hasattr(data, "__array__"):
         return {"x": np.asarray(data)}
     if (
-        isinstance(data, tuple | list)
+        isinstance(data, tuple)
         and 0 < len(data) <= 2
         and all(hasattr(part, "__array__") for part in data)
     ):

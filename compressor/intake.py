@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,13 @@ class Data:
         }
 
 
-def resolve(options: Options) -> tuple[list[Target], list[dict[str, str]]]:
+def resolve(
+    options: Options, obstacle: Callable[[Target], str | None]
+) -> tuple[list[Target], list[dict[str, str]]]:
     """The targets with runtime and device filled in, and those left out with the reason.
 
-    A runtime or device that is named and missing is an error; one that is implied is left out and said.
+    `obstacle` says why a target cannot be made, or None. A runtime or device that is named and cannot
+    serve the target is an error; one that is implied is left out and said.
     """
     asked = [Target.parse(text) for text in options.target]
     for target in asked:
@@ -57,25 +61,35 @@ def resolve(options: Options) -> tuple[list[Target], list[dict[str, str]]]:
     skipped: list[dict[str, str]] = []
     for target in asked:
         for runtime in [target.runtime] if target.runtime else plugins.names("exporters"):
-            targets += _on_runtime(target, runtime, options.device, here[runtime], skipped)
+            targets += _on_runtime(target, runtime, options.device, here[runtime], obstacle, skipped)
     if not targets:
         raise UsageError(f"none of the targets can be made here: {skipped[0]['reason']}")
     return list(dict.fromkeys(targets)), skipped
 
 
 def _on_runtime(
-    asked: Target, runtime: str, device: str | None, here: dict[str, Any], skipped: list[dict[str, str]]
+    asked: Target,
+    runtime: str,
+    device: str | None,
+    here: dict[str, Any],
+    obstacle: Callable[[Target], str | None],
+    skipped: list[dict[str, str]],
 ) -> list[Target]:
     wanted = asked.device or device
     reason = here["reason"]
     if not reason and wanted and wanted not in here["devices"]:
         reason = f"{runtime} has no device '{wanted}' here; there are: {', '.join(here['devices'])}"
-    if reason and (asked.runtime or wanted):
-        raise UnsupportedError(f"target '{asked}': {reason}")
-    if reason:
-        skipped.append({"target": str(replace(asked, runtime=runtime)), "reason": reason})
-        return []
-    return [asked.on(runtime, name) for name in ([wanted] if wanted else here["devices"])]
+    found = []
+    for name in [wanted] if wanted or reason else here["devices"]:
+        target = asked.on(runtime, name or "")
+        why = reason or obstacle(target)
+        if why and (asked.runtime or wanted):
+            raise UnsupportedError(f"target '{asked}': {why}")
+        if why:
+            skipped.append({"target": str(target), "reason": why})
+        else:
+            found.append(target)
+    return found
 
 
 # -------------------------------------------------------------------------- model
@@ -103,7 +117,10 @@ def _samples(options: Options, steps: Steps) -> list[dict[str, Any]]:
     source = options.calib_data or options.data or options.eval_data
     if not source or options.model.endswith(".onnx"):
         return []
-    return list(_describe(source, _preprocess(options, None), [], steps)["arrays"])
+    facts = _describe(source, _preprocess(options, None), [], steps)
+    if facts["kind"] == "image_folder" and not options.preprocess:
+        return []  # the architecture's own size decides, not that of the files
+    return list(facts["arrays"])
 
 
 def _identity(path: Path) -> list[Any]:

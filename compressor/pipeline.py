@@ -105,16 +105,26 @@ class _Run:
         self.options = options
         if options.metric:
             metrics.check(options.metric)
-        self.targets, self.skipped = resolve(options)
+        if options.scheme:
+            scheme.named(options.scheme)
         self.recipe = Recipe.read(Path(options.recipe)) if options.recipe else None
+        self.targets, self.skipped = resolve(options, self._obstacle)
         self.ladders = {target: self._ladder(target) for target in self.targets}
+
+    def _obstacle(self, target: Target) -> str | None:
+        """Why a target (runtime and device filled in) cannot be made, or None."""
+        reason: str | None = plugins.module("exporters", str(target.runtime)).check(target)
+        if reason:
+            return reason
+        try:
+            self._ladder(target)
+        except UnsupportedError as error:
+            return str(error)
+        return None
 
     def _ladder(self, target: Target) -> tuple[Recipe, ...]:
         """The recipes that are tried for a target; raises `UnsupportedError` if there is none."""
         runtime, device = str(target.runtime), str(target.device)
-        reason = plugins.module("exporters", runtime).check(target)
-        if reason:
-            raise UnsupportedError(f"target {target}: {reason}")
         if self.recipe:
             return (self.recipe,)
         name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())

@@ -41,7 +41,7 @@ def done(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a budget and a short benchmark."""
     out = tmp_path_factory.mktemp("cli") / "out"
     result = compress(
-        net / "net.onnx", "--target", "int8", "--data", net / "data.npz", "--calib", "40",
+        net / "net.onnx", "--target", "int8:onnx", "--data", net / "data.npz", "--calib", "40",
         "--max-drop", "10", "--bench", "2", "--out", out,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -79,7 +79,7 @@ def test_the_report_holds_what_was_measured(done: Path) -> None:
 
 def test_the_same_command_reuses_what_is_stored(net: Path, done: Path) -> None:
     result = compress(
-        net / "net.onnx", "--target", "int8", "--data", net / "data.npz", "--calib", "40",
+        net / "net.onnx", "--target", "int8:onnx", "--data", net / "data.npz", "--calib", "40",
         "--max-drop", "10", "--bench", "0", "--out", done.parent / "out",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -122,8 +122,8 @@ def test_a_broken_budget_ends_with_3_and_a_report(net: Path, tmp_path: Path) -> 
     np.savez(tmp_path / "calibration.npz", x=x[:8] * 1e-3)  # ranges far too small: accuracy is lost
     np.savez(tmp_path / "evaluation.npz", x=x, y=y)
     result = compress(
-        net / "net.onnx", "--calib-data", tmp_path / "calibration.npz", "--eval-data",
-        tmp_path / "evaluation.npz", "--max-drop", "1", "--bench", "0", "--out", tmp_path / "out",
+        net / "net.onnx", "--target", "int8:onnx", "--calib-data", tmp_path / "calibration.npz",
+        "--eval-data", tmp_path / "evaluation.npz", "--max-drop", "1", "--bench", "0", "--out", tmp_path / "out",
     )  # fmt: skip
     assert result.returncode == 3, result.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -204,7 +204,7 @@ def test_kill_9_and_the_same_command_goes_on_to_the_same_scales(
     net: Path, done: Path, tmp_path: Path, stage: str
 ) -> None:
     command = [
-        *COMPRESS, net / "net.onnx", "--target", "int8", "--data", net / "data.npz", "--calib", "40",
+        *COMPRESS, net / "net.onnx", "--target", "int8:onnx", "--data", net / "data.npz", "--calib", "40",
         "--max-drop", "10", "--bench", "0", "--batch", "1", "--out", tmp_path / "out",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
