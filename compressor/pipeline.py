@@ -175,6 +175,7 @@ class _Run:
         """The baseline of one runtime and device, then its candidates, each with its comparison."""
         baseline = self._exported(self.model, self.key, targets[0].baseline, Recipe("float"))
         engines = [(baseline, self._compared(baseline, baseline))]
+        self._doubt(engines[0][1].get("metric"))
         for target in targets:
             if target == baseline.target:
                 continue
@@ -187,6 +188,17 @@ class _Run:
             found["rungs"] += [_rung(target, rung, rung is chosen) for rung in tried]
             found["layers"][str(target)] = self._layers(chosen.engine)
         return engines
+
+    def _doubt(self, metric: dict[str, Any] | None) -> None:
+        """Say so where the float engine itself only guesses: then labels and outputs do not belong together."""
+        classes = self.model.outputs[0].shape[-1:]
+        if not metric or metric["name"] != "top1" or metric["n"] < 20 or not classes:
+            return
+        if isinstance(classes[0], int) and metric["high"] < 200 / classes[0] + 1:
+            self.steps.note(
+                f"the float engine's own top1 is {metric['value']:.2f} %, as good as guessing: check labels, "
+                "their order and the preprocessing, or name another --metric"
+            )
 
     def _attempt(self, recipe: Recipe, target: Target, baseline: _Engine) -> Rung:
         started = time.monotonic()

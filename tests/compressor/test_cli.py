@@ -243,3 +243,15 @@ def test_inspect_report_and_doctor(net: Path, done: Path) -> None:
     doctor = compress("doctor")
     for word in ("onnxruntime", "torch", "tensorflow"):
         assert word in doctor.stdout
+
+
+def test_labels_of_another_model_are_doubted(net: Path, tmp_path: Path) -> None:
+    x = np.load(net / "data.npz")["x"]
+    answers = np.load(net / "data.npz")["y"]
+    np.savez(tmp_path / "shifted.npz", x=x, y=(answers + 1) % 4)
+    result = compress(
+        net / "net.onnx", "--target", "fp32:onnx", "--data", tmp_path / "shifted.npz", "--bench", "0",
+        "--out", tmp_path / "o",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "as good as guessing" in result.stderr
