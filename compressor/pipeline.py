@@ -190,14 +190,14 @@ class _Run:
         return engines
 
     def _doubt(self, metric: dict[str, Any] | None) -> None:
-        """Say so where the float engine itself only guesses: then labels and outputs do not belong together."""
+        """Say so where the float engine itself only guesses: labels and outputs may not belong together."""
         classes = self.model.outputs[0].shape[-1:]
         if not metric or metric["name"] != "top1" or metric["n"] < 20 or not classes:
             return
-        if isinstance(classes[0], int) and metric["high"] < 200 / classes[0] + 1:
+        if isinstance(classes[0], int) and metric["low"] <= 100 / classes[0]:
             self.steps.note(
-                f"the float engine's own top1 is {metric['value']:.2f} %, as good as guessing: check labels, "
-                "their order and the preprocessing, or name another --metric"
+                f"the float engine's own top1 is {metric['value']:.2f} % of {metric['n']} samples, which is no "
+                "better than guessing: check labels, their order and the preprocessing, or name another --metric"
             )
 
     def _attempt(self, recipe: Recipe, target: Target, baseline: _Engine) -> Rung:

@@ -254,4 +254,4 @@ def test_labels_of_another_model_are_doubted(net: Path, tmp_path: Path) -> None:
         "--out", tmp_path / "o",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "as good as guessing" in result.stderr
+    assert "no better than guessing" in result.stderr
