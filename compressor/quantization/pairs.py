@@ -59,7 +59,9 @@ def quantize_rows(
     step = max(1, _CHUNK // max(1, rows.shape[1]))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        codes[part], scales[part] = _quantize(np.asarray(rows[part], np.float32), floor[part], pair_limit)
+        codes[part], scales[part] = _quantize(
+            np.ascontiguousarray(rows[part], np.float32), floor[part], pair_limit
+        )
     return codes, scales
 
 
