@@ -196,8 +196,8 @@ class _Run:
             return
         if isinstance(classes[0], int) and metric["low"] <= 100 / classes[0]:
             self.steps.note(
-                f"the float engine's own top1 is {metric['value']:.2f} % of {metric['n']} samples, which is no "
-                "better than guessing: check labels, their order and the preprocessing, or name another --metric"
+                f"the float engine's own top1 is {metric['value']:.2f} % of {metric['n']} samples, no better than "
+                "guessing: check labels, their order and the preprocessing, or name another --metric"
             )
 
     def _attempt(self, recipe: Recipe, target: Target, baseline: _Engine) -> Rung:
