@@ -195,9 +195,10 @@ class _Run:
         if not metric or metric["name"] != "top1" or metric["n"] < 20 or not classes:
             return
         if isinstance(classes[0], int) and metric["low"] <= 100 / classes[0]:
+            found = f"{metric['value']:.2f} % of {metric['n']} samples"
             self.steps.note(
-                f"the float engine's own top1 is {metric['value']:.2f} % of {metric['n']} samples, no better than "
-                "guessing: check labels, their order and the preprocessing, or name another --metric"
+                f"the float engine's own top1 is {found}, no better than guessing: check labels, their order "
+                "and the preprocessing, or name another --metric"
             )
 
     def _attempt(self, recipe: Recipe, target: Target, baseline: _Engine) -> Rung:
