@@ -27,7 +27,8 @@ class Use:
 
     Input `index` of the node with key `node` is the initializer `weight`, or its transpose. `channels`
     are the axes of the initializer that have a scale of their own, `order` all its axes, channels first,
-    then those that are summed over in the kernel's order. `paired`: the kernel adds products in pairs.
+    then those that are summed over in the kernel's order. `paired`: the kernel adds products in pairs,
+    beginning a new one after every `span` weights (0: never).
     """
 
     node: str
@@ -38,6 +39,7 @@ class Use:
     transposed: bool = False
     bias: str | None = None
     paired: bool = False
+    span: int = 0
 
 
 def weight_uses(view: View, scheme: Scheme) -> Iterator[Use]:
@@ -52,10 +54,13 @@ def weight_uses(view: View, scheme: Scheme) -> Iterator[Use]:
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
         paired = scheme.pair_limit is not None
         if node.op_type == "Conv":
-            depthwise = view.initializers[weight].dims[0] == attribute(node, "group", 1)
+            groups = attribute(node, "group", 1)
+            depthwise = view.initializers[weight].dims[0] == groups
             single = depthwise and view.initializers[weight].dims[1] == 1
             order = (0, *range(2, rank), 1)  # kernels run channels last
-            yield Use(View.key(node), 1, weight, (0,), order, bias=bias, paired=paired and not single)
+            span = view.initializers[weight].dims[1] if scheme.pairs_restart and groups == 1 else 0
+            paired = paired and not single
+            yield Use(View.key(node), 1, weight, (0,), order, bias=bias, paired=paired, span=span)
         elif rank == 2:
             rows_are_channels = transposed != bool(attribute(node, "transB", 0))
             order = (0, 1) if rows_are_channels else (1, 0)

@@ -23,7 +23,8 @@ class Scheme:
     Weights are int8, symmetric, one scale per output channel; biases int32 with scale
     (activation scale x weight scale).
     `pair_limit` bounds |q1| + |q2| of two weights of one sign that lie next to each other in the kernel's
-    order of summation; None where the kernel adds products in int32 (see `pairs`).
+    order of summation; None where the kernel adds products in int32 (see `pairs`). `pairs_restart`: a Conv
+    without groups begins a new pair at every place of its window, so that an odd channel has no neighbour.
     `compute` are the operators with weights that have an integer kernel, `elementwise` the others;
     `pass_through` are dropped between two pairs of one scale, `on_integers` are written on the quantized
     tensor itself because the runtime does not move pairs over them; `absorbed` vanish into the range of a
@@ -33,6 +34,7 @@ class Scheme:
     name: str
     activation: Literal["uint8", "int8"]
     pair_limit: int | None
+    pairs_restart: bool = False
     compute: frozenset[str] = frozenset({"Conv", "Gemm", "MatMul"})
     elementwise: frozenset[str] = frozenset(
         {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"}
@@ -61,17 +63,25 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("ort-x86-avx2", "uint8", _PAIR_LIMIT),
         Scheme("ort-x86-vnni", "uint8", None),
         Scheme("ort-arm", "int8", None),
+        Scheme("openvino-x86-avx2", "uint8", _PAIR_LIMIT, pairs_restart=True),
+        Scheme("openvino-x86-vnni", "uint8", None),
+        Scheme("openvino-arm", "uint8", None),
     )
 }
 
+
+def _by_processor(runtime: str) -> Callable[[set[str]], str]:
+    def choose(flags: set[str]) -> str:
+        if flags & {"asimd", "neon"}:
+            return f"{runtime}-arm"
+        return f"{runtime}-x86-vnni" if flags & {"avx512_vnni", "avx_vnni"} else f"{runtime}-x86-avx2"
+
+    return choose
+
+
 _FAMILIES: dict[tuple[str, str], Callable[[set[str]], str]] = {
-    ("onnx", "cpu"): lambda flags: (
-        "ort-arm"
-        if flags & {"asimd", "neon"}
-        else "ort-x86-vnni"
-        if flags & {"avx512_vnni", "avx_vnni"}
-        else "ort-x86-avx2"
-    ),
+    ("onnx", "cpu"): _by_processor("ort"),
+    ("openvino", "cpu"): _by_processor("openvino"),
 }
 
 

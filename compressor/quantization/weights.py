@@ -52,11 +52,14 @@ def quantize_weight(
     paired = [use for use in uses if use.paired]
     limit = scheme.pair_limit if paired else None
     order = (paired or uses)[0].order if agreed else tuple(range(weight.ndim))
+    span = paired[0].span if agreed and paired else 0
     if not agreed and limit is not None:
         # no pair may exceed the limit in any reading; rounding adds at most one to a sum
-        worst = max(worst_pair(_rows(weight, use.order, len(use.channels))).max() for use in paired)
+        rows = [_spaced(_rows(weight, use.order, len(use.channels)), use.span) for use in paired]
+        worst = max(worst_pair(part).max() for part in rows)
         floor, limit = np.maximum(floor, worst / (limit - 1)), None
-    codes, scale = quantize_rows(_rows(weight, order, len(channels)), floor, limit)
+    codes, scale = quantize_rows(_spaced(_rows(weight, order, len(channels)), span), floor, limit)
+    codes = codes.reshape(len(codes), -1, span + 1)[:, :, :span] if span % 2 else codes
     shape = [weight.shape[axis] for axis in order]
     codes = codes.reshape(shape).transpose(np.argsort(order))
     return QuantizedWeight(np.ascontiguousarray(codes), scale if channels else scale.reshape(()), channels)
@@ -105,3 +108,11 @@ def _floor(
 def _rows(weight: NDArray[Any], order: tuple[int, ...], channels: int) -> NDArray[Any]:
     moved = weight.transpose(order)
     return moved.reshape(int(np.prod(moved.shape[:channels])), -1)
+
+
+def _spaced(rows: NDArray[Any], span: int) -> NDArray[Any]:
+    """`rows` with a zero after every `span` weights if that is odd, as neighbour of the last one."""
+    if span % 2 == 0:
+        return rows
+    spans = rows.reshape(len(rows), -1, span)
+    return np.pad(spans, [(0, 0), (0, 0), (0, 1)]).reshape(len(rows), -1)
