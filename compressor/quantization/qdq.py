@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor.quantization.constants import drop_unused_initializers
+from compressor.quantization.corrections import Corrections
 from compressor.quantization.layers import Use, clip_bounds
 from compressor.quantization.placement import Placement
 from compressor.quantization.scheme import Scheme
@@ -35,9 +36,15 @@ Range = tuple[float, float]
 _UNBOUNDED = (-np.inf, np.inf)
 
 
-def write(view: View, placement: Placement, ranges: Mapping[str, Range], scheme: Scheme) -> ModelProto:
+def write(
+    view: View,
+    placement: Placement,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    corrections: Corrections | None = None,
+) -> ModelProto:
     """Change the view's model into its Q/DQ form and give it back."""
-    writer = _Writer(view, placement, ranges, scheme)
+    writer = _Writer(view, placement, ranges, scheme, corrections or Corrections())
     for name in placement.pairs:
         writer.pair(name)
     writer.constant_operands()
@@ -59,8 +66,16 @@ class _Parameters:
 class _Writer:
     """Holds the nodes to be inserted until `finish`; nodes are known by their keys before any renaming."""
 
-    def __init__(self, view: View, placement: Placement, ranges: Mapping[str, Range], scheme: Scheme) -> None:
+    def __init__(
+        self,
+        view: View,
+        placement: Placement,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        corrections: Corrections,
+    ) -> None:
         self.view, self.placement, self.ranges, self.scheme = view, placement, ranges, scheme
+        self.corrections = corrections
         self.nodes = {View.key(node): node for node in view.graph.node}
         self.makers = {name: View.key(node) for name, node in view.producers.items()}
         self.readers = {
@@ -185,7 +200,8 @@ class _Writer:
         value, integer = self.view.array(name), self.placement.integer
         assert value is not None
         layers = [use for use in uses if use.node in integer]
-        weight = quantize_weight(value, uses, self._biases(layers), self.scheme)
+        quantize = self.corrections.quantizer(layers)
+        weight = quantize_weight(value, uses, self._biases(layers), self.scheme, quantize)
         codes = self._add(f"{name}_quantized", weight.codes)
         scale = self._add(f"{name}_scale", weight.scale)
         for use in layers:
@@ -224,7 +240,10 @@ class _Writer:
             self.shared[target] = self._dequantize(codes, scale, weight.scale, np.int8, axis, target)
         node.input[use.index] = self.shared[target]
         if use.bias is not None:
-            node.input[2] = self._bias(use.bias, self._input_scale(use) * weight.scale)
+            value = self.view.array(use.weight)
+            assert value is not None
+            shift = self.corrections.shift(use, value, weight.codes * weight.broadcast_scale())
+            node.input[2] = self._bias(use.bias, self._input_scale(use) * weight.scale, shift)
 
     def _dequantize(
         self, codes: str, scale: str, value: NDArray[np.float32], kind: Any, axis: int | None, target: str
@@ -244,10 +263,11 @@ class _Writer:
             self.shared[name] = self._add(name, np.zeros(shape, np.int8))
         return self.shared[name]
 
-    def _bias(self, name: str, scale: NDArray[np.float32]) -> str:
+    def _bias(self, name: str, scale: NDArray[np.float32], shift: NDArray[np.float64] | None) -> str:
         bias = self.view.array(name)
         assert bias is not None
-        key = f"{name} {scale.tobytes().hex()}"
+        bias = bias if shift is None else bias + shift
+        key = f"{name} {scale.tobytes().hex()} {bias.tobytes().hex()}"
         if key not in self.shared:
             codes = self._add(f"{name}_quantized", quantize_bias(bias, scale))
             scales = self._add(f"{name}_scale", scale)

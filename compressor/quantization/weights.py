@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compressor.quantization.corrections import RowQuantizer
 from compressor.quantization.layers import Use
 from compressor.quantization.pairs import quantize_rows, worst_pair
 from compressor.quantization.scheme import Scheme
@@ -39,8 +40,9 @@ def quantize_weight(
     uses: Sequence[Use],
     biases: Sequence[tuple[NDArray[Any], float]],
     scheme: Scheme,
+    quantize: RowQuantizer = quantize_rows,
 ) -> QuantizedWeight:
-    """Quantize one constant for all its uses.
+    """Quantize one constant for all its uses; `quantize` turns rows into codes and scales.
 
     `biases` are the (bias [channels], input scale) of the integer layers among `uses`: a channel's scale is
     raised until its bias fits an int32 with scale (input scale x weight scale), and is never zero,
@@ -58,7 +60,8 @@ def quantize_weight(
         rows = [_spaced(_rows(weight, use.order, len(use.channels)), use.span) for use in paired]
         worst = max(worst_pair(part).max() for part in rows)
         floor, limit = np.maximum(floor, worst / (limit - 1)), None
-    codes, scale = quantize_rows(_spaced(_rows(weight, order, len(channels)), span), floor, limit)
+    quantize = quantize if agreed and not span % 2 else quantize_rows
+    codes, scale = quantize(_spaced(_rows(weight, order, len(channels)), span), floor, limit)
     codes = codes.reshape(len(codes), -1, span + 1)[:, :, :span] if span % 2 else codes
     shape = [weight.shape[axis] for axis in order]
     codes = codes.reshape(shape).transpose(np.argsort(order))

@@ -1,0 +1,59 @@
+"""How weights are rounded and biases corrected, as the writer of the graph asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor.quantization import bias_correction, pairs, rounding, weight_mse
+from compressor.quantization.layers import Use
+from compressor.quantization.moments import Moments
+
+__all__ = ["Corrections", "RowQuantizer"]
+
+Floats = NDArray[np.float64]
+RowQuantizer = Callable[[NDArray[Any], Floats, int | None], tuple[NDArray[np.int8], NDArray[np.float32]]]
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """How weights are rounded and whether biases make good for it.
+
+    `moments` are known by a weight use's node; layers without any are rounded to nearest.
+    """
+
+    weights: Literal["minmax", "mse"] = "minmax"
+    rounding: Literal["nearest", "gptq"] = "nearest"
+    bias: bool = False
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+
+    def quantizer(self, uses: Sequence[Use]) -> RowQuantizer:
+        """What turns a weight's rows, their least scales and the pair limit into codes and scales."""
+        found = _together([self.moments[use.node] for use in uses if use.node in self.moments])
+        if self.rounding == "gptq" and found is not None:
+            second = found.second(centred=self.bias and all(use.bias for use in uses))
+            return lambda rows, floor, limit: rounding.quantize_rows(rows, second, floor, limit)
+        return weight_mse.quantize_rows if self.weights == "mse" else pairs.quantize_rows
+
+    def shift(self, use: Use, weight: NDArray[Any], rounded: NDArray[Any]) -> Floats | None:
+        """What to add to the bias [channels] of a layer whose weight (as stored) became `rounded`."""
+        if not self.bias or use.node not in self.moments:
+            return None
+        before, after = (
+            array.transpose(use.order).reshape(weight.shape[use.channels[0]], -1)
+            for array in (weight, rounded)
+        )
+        return bias_correction.shift(before, after, self.moments[use.node].mean)
+
+
+def _together(found: Sequence[Moments]) -> Moments | None:
+    """The sum of the moments of layers that share a weight; None if they cannot be added."""
+    if not found or len({tuple(part.shape for part in entry.products) for entry in found}) > 1:
+        return None
+    total = sum((entry.total for entry in found), np.zeros_like(found[0].total))
+    products = [np.sum(parts, axis=0) for parts in zip(*(entry.products for entry in found), strict=True)]
+    return Moments(total, products, sum(entry.count for entry in found))

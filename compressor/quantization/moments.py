@@ -1,0 +1,170 @@
+"""First and second moments of what layers read: E[x] and E[x x^T] of the vectors that meet a weight's rows.
+
+A Conv multiplies its weight with patches of its input, a Gemm or MatMul with rows; the moments are those of
+these vectors in the kernel's order of summation, so they fit the rows that are rounded. One pass over
+samples through the float graph gives all of them. A few hundred vectors of every sample suffice; which ones
+depends on the sample's place in the data alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor import events
+from compressor.errors import DataError
+from compressor.quantization.activations import Activations, Batches, samples, unusable
+from compressor.quantization.layers import Use
+from compressor.quantization.patches import rows_of
+from compressor.quantization.segments import write_segments
+from compressor.quantization.view import View
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+__all__ = ["Moments", "gather", "load", "save"]
+
+MOMENTS = "moments.npz"
+_VECTORS = 128  # of a sample
+_MEMORY = 1 << 30  # bytes of second moments of a whole model
+_WIDEST = 4608  # a 3x3 Conv over 512 channels
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Moments:
+    """Sums over `count` vectors: `total` [groups, k], and `products` [groups, w, w] for each span of k.
+
+    A layer whose second moments would not fit into memory has several spans: its correlations across them
+    are taken as zero. Groups are those of a Conv, 1 for all else.
+    """
+
+    total: Floats
+    products: list[NDArray[np.float32]]
+    count: int = 0
+
+    @classmethod
+    def empty(cls, groups: int, k: int, widest: int) -> Moments:
+        """Nothing seen yet; no span is wider than `widest`, and spans begin at even places."""
+        spans = _spans(k, widest)
+        products = [np.zeros((groups, stop - start, stop - start), np.float32) for start, stop in spans]
+        return cls(np.zeros((groups, k)), products)
+
+    def add(self, rows: NDArray[np.floating]) -> None:
+        """Take in vectors [groups, n, k]."""
+        self.count += rows.shape[1]
+        self.total += rows.sum(axis=1, dtype=np.float64)
+        start = 0
+        for product in self.products:
+            part = rows[:, :, start : start + product.shape[1]]
+            product += part.transpose(0, 2, 1) @ part
+            start += product.shape[1]
+
+    @property
+    def mean(self) -> Floats:
+        """E[x], [groups, k]."""
+        return self.total / max(self.count, 1)
+
+    def second(self, *, centred: bool = False) -> list[Floats]:
+        """E[x x^T] [groups, w, w] of each span; `centred`, the covariance: what counts if biases are free."""
+        found, start = [], 0
+        for product in self.products:
+            part = product.astype(np.float64) / max(self.count, 1)
+            if centred:
+                mean = self.mean[:, start : start + product.shape[1]]
+                part -= mean[:, :, None] * mean[:, None, :]
+            found.append(part)
+            start += product.shape[1]
+        return found
+
+
+def gather(
+    model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 128
+) -> dict[str, Moments]:
+    """Moments of the input of every weight use of a prepared model, by the use's node.
+
+    The first `limit` usable samples count. Raises `DataError` if there is none.
+    """
+    view = View(model)
+    nodes = {use.node: view.producers[use.node] for use in uses}
+    tensors = list(dict.fromkeys(node.input[0] for node in nodes.values()))
+    segments = write_segments(model, tensors, folder, "moments")
+    activations = Activations(segments, tensors)
+    for path in segments:
+        path.unlink()
+    shapes = {use.node: _shape(view, use, nodes[use.node]) for use in uses}
+    widest = _widest(list(shapes.values()))
+    found = {key: Moments.empty(groups, k, widest) for key, (groups, k) in shapes.items()}
+    readers: dict[str, list[Use]] = {}
+    for use in uses:
+        readers.setdefault(nodes[use.node].input[0], []).append(use)
+    clean = itertools.islice((sample for sample in samples(batches) if not unusable(sample)), limit)
+    for ordinal, unit in enumerate(activations.units(clean)):
+        for name, value in activations.run(unit):
+            for use in readers[name]:
+                kernel = view.initializers[use.weight].dims[2:]
+                found[use.node].add(rows_of(nodes[use.node], kernel, value, _VECTORS, ordinal))
+        events.progress("moments", ordinal + 1, limit)
+    if not any(moments.count for moments in found.values()):
+        raise DataError("moments: no sample is free of NaN and Inf; mend the data")
+    return found
+
+
+def save(moments: dict[str, Moments], folder: Path) -> None:
+    """Write `moments.npz` beside and rename it."""
+    arrays: dict[str, Any] = {"facts": np.array(json.dumps([[k, m.count] for k, m in moments.items()]))}
+    for number, entry in enumerate(moments.values()):
+        arrays[f"{number}.total"] = entry.total
+        arrays |= {f"{number}.{span}": product for span, product in enumerate(entry.products)}
+    beside = folder / f"{MOMENTS}.partial"
+    with beside.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(folder / MOMENTS)
+
+
+def load(folder: Path) -> dict[str, Moments]:
+    """What `save` wrote; raises `DataError` if it is not there."""
+    try:
+        file = np.load(folder / MOMENTS)
+    except OSError as error:
+        raise DataError(f"{folder / MOMENTS} is missing or damaged; gather moments again") from error
+    with file:
+        facts = json.loads(str(file["facts"]))
+        found = {}
+        for number, (key, count) in enumerate(facts):
+            spans = itertools.count()
+            names = itertools.takewhile(file.files.__contains__, (f"{number}.{span}" for span in spans))
+            found[key] = Moments(file[f"{number}.total"], [file[name] for name in names], count)
+    return found
+
+
+def _shape(view: View, use: Use, node: NodeProto) -> tuple[int, int]:
+    """Groups and length of the vectors that a use multiplies its weight with."""
+    from compressor.quantization.view import attribute
+
+    dims = view.initializers[use.weight].dims
+    groups = int(attribute(node, "group", 1)) if node.op_type == "Conv" else 1
+    return groups, int(np.prod(dims)) // int(np.prod([dims[axis] for axis in use.channels]))
+
+
+def _widest(shapes: Sequence[tuple[int, int]]) -> int:
+    """The widest span with which all second moments fit into memory."""
+    widest = _WIDEST
+    while widest > 64 and 4 * sum(groups * k * min(k, widest) for groups, k in shapes) > _MEMORY:
+        widest //= 2
+    return widest
+
+
+def _spans(k: int, widest: int) -> list[tuple[int, int]]:
+    width = widest // 2 * 2
+    return [(start, min(start + width, k)) for start in range(0, k, width)]

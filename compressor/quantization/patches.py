@@ -1,0 +1,80 @@
+"""The vectors that a layer multiplies its weight with: patches of a Conv's input, rows of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor.quantization.view import attribute
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+__all__ = ["pads_of", "patches", "rows_of"]
+
+Array = NDArray[Any]
+_STRIDE = 2654435761  # Knuth's multiplier: spreads the picks of successive samples
+
+
+def rows_of(node: NodeProto, kernel: Sequence[int], value: Array, count: int, ordinal: int) -> Array:
+    """At most `count` vectors [groups, n, k] of a Conv's, Gemm's or MatMul's input `value`.
+
+    `kernel` is the Conv's spatial size. k is in the kernel's order: channels last. Vectors are spread
+    evenly; `ordinal` shifts them.
+    """
+    if node.op_type == "Conv":
+        return patches(node, kernel, value, count, ordinal)
+    matrix = value.T if node.op_type == "Gemm" and attribute(node, "transA", 0) else value
+    matrix = matrix.reshape(-1, matrix.shape[-1])
+    return np.asarray(matrix[_picks(len(matrix), count, ordinal)][None])
+
+
+def patches(node: NodeProto, kernel: Sequence[int], value: Array, count: int, ordinal: int) -> Array:
+    """At most `count` patches [groups, n, spatial x channels of a group] of `value` [batch, channels, ...]."""
+    rank = len(kernel)
+    strides, dilations = (list(attribute(node, key, [1] * rank)) for key in ("strides", "dilations"))
+    begin, end = pads_of(node, kernel, value.shape[2:])
+    padded = np.pad(value, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
+    reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+    sizes = [
+        (size - span) // stride + 1
+        for size, span, stride in zip(padded.shape[2:], reach, strides, strict=True)
+    ]
+    picked = np.unravel_index(_picks(len(value) * int(np.prod(sizes)), count, ordinal), (len(value), *sizes))
+    offsets = np.indices(kernel).reshape(rank, -1)
+    places = [
+        picked[axis + 1][:, None] * strides[axis] + offsets[axis] * dilations[axis] for axis in range(rank)
+    ]
+    found = np.moveaxis(padded, 1, -1)[(picked[0][:, None], *places)]  # n, spatial, channels
+    groups = int(attribute(node, "group", 1))
+    n, spatial, channels = found.shape
+    found = found.reshape(n, spatial, groups, channels // groups).transpose(2, 0, 1, 3)
+    return np.ascontiguousarray(found.reshape(groups, n, -1))
+
+
+def pads_of(node: NodeProto, kernel: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Zeros before and after each spatial axis (ONNX Conv, `pads` and `auto_pad`)."""
+    rank = len(kernel)
+    mode = attribute(node, "auto_pad", "NOTSET")
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        pads = list(attribute(node, "pads", [0] * 2 * rank)) if mode == "NOTSET" else [0] * 2 * rank
+        return pads[:rank], pads[rank:]
+    strides, dilations = (list(attribute(node, key, [1] * rank)) for key in ("strides", "dilations"))
+    total = [
+        max(0, (-(-size // stride) - 1) * stride + dilation * (window - 1) + 1 - size)
+        for size, stride, dilation, window in zip(sizes, strides, dilations, kernel, strict=True)
+    ]
+    less, more = [item // 2 for item in total], [item - item // 2 for item in total]
+    return (less, more) if mode == "SAME_UPPER" else (more, less)
+
+
+def _picks(size: int, count: int, ordinal: int) -> NDArray[np.intp]:
+    """At most `count` of `size` places, evenly spread, shifted from sample to sample."""
+    if size <= count:
+        return np.arange(size)
+    step = size / count
+    start = ordinal * _STRIDE % 2**32 / 2**32
+    return ((np.arange(count) + start) * step).astype(np.intp)
