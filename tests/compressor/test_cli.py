@@ -123,7 +123,8 @@ def test_a_broken_budget_ends_with_3_and_a_report(net: Path, tmp_path: Path) -> 
     np.savez(tmp_path / "evaluation.npz", x=x, y=y)
     result = compress(
         net / "net.onnx", "--target", "int8:onnx", "--calib-data", tmp_path / "calibration.npz",
-        "--eval-data", tmp_path / "evaluation.npz", "--max-drop", "1", "--bench", "0", "--out", tmp_path / "out",
+        "--eval-data", tmp_path / "evaluation.npz", "--max-drop", "1", "--bench", "0",
+        "--out", tmp_path / "out",
     )  # fmt: skip
     assert result.returncode == 3, result.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
