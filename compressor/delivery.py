@@ -14,7 +14,7 @@ from compressor.model import Model
 from compressor.options import Options
 from compressor.report import Report, judge
 from compressor.steps import Steps
-from compressor.store import usable, write_json
+from compressor.store import file_digest, usable, write_json
 from compressor.target import Target
 
 __all__ = ["deliver"]
@@ -24,7 +24,8 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
     """Write everything below `options.folder` and return the report.
 
     `found` holds the report's data, metric, engines, rungs, layers and skipped; each engine's "source" is
-    the path of its file, which is replaced by "path" below the folder.
+    the path of its file, which is replaced by "path" below the folder, and "files" names it and those
+    beside it that it needs.
     """
     folder = options.folder
     content: dict[str, Any] = {
@@ -69,9 +70,10 @@ def _place(options: Options, row: dict[str, Any], content: dict[str, Any]) -> No
     beside = final.with_name(final.name + ".partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    for file in source.parent.glob(source.name + "*"):
-        shutil.copy2(file, beside / file.name)
-    manifest = _manifest(row, content, source.name)
+    for name in (files := row.pop("files")):
+        shutil.copy2(source.with_name(name), beside / name)
+    sides = {name: file_digest(beside / name) for name in files if name != source.name}
+    manifest = _manifest(row, content, source.name, sides)
     write_json(beside / "engine.json", manifest)
     write_json(beside / "recipe.json", row["recipe"])
     shutil.rmtree(final, ignore_errors=True)
@@ -82,10 +84,19 @@ def _place(options: Options, row: dict[str, Any], content: dict[str, Any]) -> No
 
 
 def _place_file(engine: Path, wanted: Path, manifest: dict[str, Any]) -> None:
-    """The engine under the name that --out gives, its manifest beside it."""
-    for file in engine.parent.glob(engine.name + ".*"):
-        shutil.copy2(file, wanted.with_name(file.name))  # the engine knows its side files by name
-    write_json(wanted.with_name(wanted.name + ".json"), {**manifest, "file": wanted.name})
+    """The engine under the name that --out gives, its manifest beside it.
+
+    A side file that shares the engine's stem (`model.bin`) is found by that; any other keeps its name, by
+    which the engine knows it.
+    """
+    sides = {}
+    for name, digest in manifest.get("data_files", {}).items():
+        file = engine.with_name(name)
+        new = wanted.stem + file.suffix if file.stem == engine.stem else name
+        shutil.copy2(file, wanted.with_name(new))
+        sides[new] = digest
+    moved = {**manifest, "file": wanted.name, **({"data_files": sides} if sides else {})}
+    write_json(wanted.with_name(wanted.name + ".json"), moved)
     beside = wanted.with_name(wanted.name + ".partial")
     shutil.copy2(engine, beside)
     beside.replace(wanted)
@@ -96,7 +107,9 @@ def _measurement(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def _manifest(row: dict[str, Any], content: dict[str, Any], file: str) -> dict[str, Any]:
+def _manifest(
+    row: dict[str, Any], content: dict[str, Any], file: str, sides: dict[str, str]
+) -> dict[str, Any]:
     """What an engine carries with it; see `serving.engine`."""
     target = Target.parse(row["target"])
     return {
@@ -105,6 +118,7 @@ def _manifest(row: dict[str, Any], content: dict[str, Any], file: str) -> dict[s
         "runtime": target.runtime,
         "device": target.device,
         "file": file,
+        **({"data_files": sides} if sides else {}),
         "sha256": row["sha256"],
         "size_bytes": row["size_bytes"],
         "source": {name: content["model"][name] for name in ("path", "sha256")},

@@ -48,8 +48,8 @@ def resolve(
 ) -> tuple[list[Target], list[dict[str, str]]]:
     """The targets with runtime and device filled in, and those left out with the reason.
 
-    `obstacle` says why a target cannot be made, or None. A runtime or device that is named and cannot
-    serve the target is an error; one that is implied is left out and said.
+    `obstacle` says why a target cannot be made, or None. A runtime that is named and cannot serve the
+    target is an error; one that is implied is left out and said.
     """
     asked = [Target.parse(text) for text in options.target]
     for target in asked:
@@ -61,9 +61,11 @@ def resolve(
     skipped: list[dict[str, str]] = []
     for target in asked:
         for runtime in [target.runtime] if target.runtime else plugins.names("exporters"):
-            targets += _on_runtime(target, runtime, options.device, here[runtime], obstacle, skipped)
+            file = options.engine_file
+            targets += _on_runtime(target, runtime, options.device, file, here[runtime], obstacle, skipped)
     if not targets:
-        raise UsageError(f"none of the targets can be made here: {skipped[0]['reason']}")
+        reasons = dict.fromkeys(left_out["reason"] for left_out in skipped)
+        raise UnsupportedError(f"none of the targets can be made here: {'; '.join(reasons)}")
     return list(dict.fromkeys(targets)), skipped
 
 
@@ -71,6 +73,7 @@ def _on_runtime(
     asked: Target,
     runtime: str,
     device: str | None,
+    file: Path | None,
     here: dict[str, Any],
     obstacle: Callable[[Target], str | None],
     skipped: list[dict[str, str]],
@@ -79,11 +82,14 @@ def _on_runtime(
     reason = here["reason"]
     if not reason and wanted and wanted not in here["devices"]:
         reason = f"{runtime} has no device '{wanted}' here; there are: {', '.join(here['devices'])}"
+    suffix = plugins.module("exporters", runtime).SUFFIX
+    if file and file.suffix != suffix:
+        reason = f"engines for {runtime} end in {suffix}, but --out is {file}"
     found = []
     for name in [wanted] if wanted or reason else here["devices"]:
         target = asked.on(runtime, name or "")
         why = reason or obstacle(target)
-        if why and (asked.runtime or wanted):
+        if why and asked.runtime:
             raise UnsupportedError(f"target '{asked}': {why}")
         if why:
             skipped.append({"target": str(target), "reason": why})

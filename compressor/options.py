@@ -11,7 +11,7 @@ from compressor.errors import UsageError
 
 __all__ = ["Options", "from_toml"]
 
-ENGINE_SUFFIXES = (".onnx", ".tflite", ".plan", ".pt2")
+ENGINE_SUFFIXES = (".onnx", ".xml", ".tflite", ".plan", ".pt2")
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ class _Run:
             {"target": str(target)},
             unkeyed={"model": model.json()},
             after=[key],
-            expected={"file": "model.onnx"},
+            expected={"file": "model" + plugins.module("exporters", str(target.runtime)).SUFFIX},
             estimate=1.0,
         )
         engine = _Engine(target, recipe, model, exported)
@@ -394,6 +394,7 @@ def _row(
         "role": "candidate" if candidate else "baseline",
         "recipe": engine.recipe.json(),
         "source": engine.path,
+        "files": engine.exported.value["files"],
         "sha256": engine.exported.value["sha256"],
         "size_bytes": engine.exported.value["size_bytes"],
         "metric": comparison.get("metric"),

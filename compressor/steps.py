@@ -153,5 +153,5 @@ def _version(task: str) -> str:
 
 
 def _packages() -> dict[str, str]:
-    decisive = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "modelpress")
+    decisive = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "modelpress")
     return {name: version for name, version in machine.packages().items() if name in decisive}
