@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,10 @@ class _Run:
         runtime, device = str(target.runtime), str(target.device)
         if self.recipe:
             return (self.recipe,)
-        name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())
-        return presets.rungs(target, scheme.named(name).name)
+        name = ""
+        if presets.schemed(target):
+            name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())
+        return presets.rungs(target, name, bool(self.options.calib_data or self.options.data))
 
     def report(self, steps: Steps) -> Report:
         """Make and prove all engines, then deliver them."""
@@ -140,7 +143,9 @@ class _Run:
         self.steps = steps
         self.source = load_model(self.options, steps)
         calibrates = any(
-            step.stage == "quantize" for ladder in self.ladders.values() for step in ladder[0].steps
+            _calibration(step.stage, step.parameters) == "required"
+            for ladder in self.ladders.values()
+            for step in ladder[0].steps
         )
         self.data = load_data(self.options, self.source, calibrates, steps)
         self.model, self.key = self._converted()
@@ -214,8 +219,9 @@ class _Run:
         """The model after one stage."""
         unkeyed: dict[str, Any] = {"model": model.json()}
         after = [key]
-        if stage == "quantize":
-            ranges = self._calibrated(parameters, model, key)
+        wanted = _calibration(stage, parameters)
+        if wanted == "required" or (wanted == "optional" and self.data.calibration):
+            ranges = self._calibrated(stage, parameters, model, key)
             unkeyed["ranges"], after = str(ranges.folder), [ranges.key]
         done = self.steps.run(
             stage,
@@ -229,15 +235,16 @@ class _Run:
         )
         return Model.of(done.value, done.folder), done.key
 
-    def _calibrated(self, parameters: dict[str, Any], model: Model, key: str) -> Done:
-        """What was observed of the activations, in one pass for all observers."""
+    def _calibrated(self, stage: str, parameters: dict[str, Any], model: Model, key: str) -> Done:
+        """What a stage observes of the activations, in one pass for all its choices."""
         if not self.data.calibration:
-            raise UsageError("the recipe quantizes, which needs data: pass --data or --calib-data")
+            raise UsageError(f"the stage {stage} needs data: pass --data or --calib-data")
         n = self.data.calibration["n"]
+        takes = signature(plugins.module("stages", stage).calibrate).parameters
         return self.steps.run(
             "calibrate",
-            "compressor.stages.quantize:calibrate",
-            {"scheme": parameters["scheme"]},
+            f"compressor.stages.{stage}:calibrate",
+            {name: value for name, value in parameters.items() if name in takes},
             unkeyed={"model": model.json(), "data": self.data.calibration},
             after=[key, *self.data.key("calibration")],
             expected={},
@@ -295,7 +302,7 @@ class _Run:
 
     def _layers(self, engine: _Engine) -> list[dict[str, Any]]:
         """Per layer SQNR of the quantized graph against the float one."""
-        if not engine.model.facts.get("quantized"):
+        if not engine.model.facts.get("quantized") or not self.data.calibration:
             return []
         done = self.steps.run(
             "diagnose",
@@ -412,6 +419,12 @@ def _row(
         "preprocess": engine.model.preprocess,
         "recommended": False,
     }
+
+
+def _calibration(stage: str, parameters: dict[str, Any]) -> str:
+    """Whether a stage needs data to calibrate from: required, optional or none."""
+    wanted = getattr(plugins.module("stages", stage), "calibration", None)
+    return str(wanted(parameters)) if wanted else "none"
 
 
 def _rung(target: Target, rung: Rung, chosen: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ VERSION = 2
 FORM = "onnx"
 SUFFIX = ".onnx"
 
-_PRECISIONS = ("fp32", "fp16", "int8", "int8-dynamic", "int8-weight", "int4")
+_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int8-weight", "int4")
 
 
 def check(target: Target) -> str | None:

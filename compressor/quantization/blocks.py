@@ -76,4 +76,5 @@ def nearest(rows: NDArray[Any], bits: int, group: int) -> Blocks:
 def _packed(codes: Codes, bits: int) -> Codes:
     if bits == 8:
         return codes
-    return np.asarray(codes[..., 0::2] | (codes[..., 1::2] << 4), np.uint8)
+    low, high = codes[..., 0::2], codes[..., 1::2]
+    return np.asarray(low | (high << 4), np.uint8)

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from compressor.quantization.placement import Placement
     from compressor.quantization.view import View
 
-__all__ = ["FORM", "VERSION", "calibrate", "diagnose", "run"]
+__all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "run"]
 
 VERSION = 1
 FORM = "onnx"
 _LARGEST = 1e30  # a range beyond this is a mask or an overflow, not a signal
+
+
+def calibration(parameters: dict[str, Any]) -> str:
+    """Ranges of activations come from data alone."""
+    return "required"
 
 
 def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: str) -> dict[str, Any]:
