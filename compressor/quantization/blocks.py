@@ -62,8 +62,8 @@ def parameters(values: Array, bits: int) -> tuple[Array, Codes]:
 
 def encode(values: Array, scale: Array, zero: Codes, bits: int) -> Codes:
     """The nearest codes [rows, blocks, group]."""
-    codes = np.rint(values / scale[..., None]) + zero[..., None]
-    return np.clip(codes, 0, 2**bits - 1).astype(np.uint8)
+    codes = np.clip(np.rint(values / scale[..., None]) + zero[..., None], 0, 2**bits - 1)
+    return np.asarray(codes, np.uint8)
 
 
 def nearest(rows: NDArray[Any], bits: int, group: int) -> Blocks:

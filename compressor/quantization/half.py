@@ -7,6 +7,7 @@ others is changed by more than rounding explains.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,13 @@ HALVES = {
 }
 
 
-def store_half(model: ModelProto, half: Half) -> tuple[int, dict[str, str]]:
+def store_half(
+    model: ModelProto, half: Half, only: Container[str] | None = None
+) -> tuple[int, dict[str, str]]:
     """Store large float constants in half, a Cast behind each, which the runtime does once when it loads.
 
-    Gives how many elements are stored so, and the constants that stay float32 with the reason.
+    `only` names those that may be. Gives how many elements are stored so, and the constants that stay
+    float32 with the reason.
     """
     from onnx import helper
 
@@ -82,6 +86,8 @@ def store_half(model: ModelProto, half: Half) -> tuple[int, dict[str, str]]:
     casts, count, kept = [], 0, {}
     scales = {name for node in view.graph.node if _is_coder(node.op_type) for name in node.input}
     for name, item in list(view.initializers.items()):
+        if only is not None and name not in only:
+            continue
         if item.data_type != _FLOAT or np.prod(item.dims) < _LEAST or name in scales or name in view.outputs:
             continue
         value = view.array(name)

@@ -52,7 +52,7 @@ def run(
     ranges: str | None = None,
     exclude: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The task: MatMul, Gemm and LSTM in dynamic int8; other layers stay float, their weights stored as int8.
+    """The task: MatMul, Gemm and LSTM in dynamic int8; other layers stay float, their weights only stored so.
 
     A layer stays float where its input loses more than 1 % of its vectors' power in uint8, as `calibrate`
     measured into the folder `ranges`; without that, where it reads an input of the model, whose spread is
@@ -85,7 +85,7 @@ def run(
         reason = f"nothing to quantize: {'; '.join(ops) or 'the model has no MatMul, Gemm or LSTM'}"
         return _outcome.unchanged(source, folder, facts, reason)
     integers.write(view, planned, chosen)
-    facts["stored"] = storage.store_int8(prepared, chosen, frozenset(left))
+    facts["stored"] = storage.store(prepared, chosen, frozenset(left))
     return _outcome.written(source, folder, prepared, facts)
 
 

@@ -63,7 +63,7 @@ def run(
     accuracy_level: int = 4,
     exclude: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The task: pack constant weights of MatMul, Gemm and (4 bits) lookup tables; store the others as int8.
+    """The task: pack constant weights of MatMul, Gemm and (4 bits) tables; store the others (see `storage`).
 
     `group` weights along a layer's inputs share a scale and a zero point. `rounding` is nearest, hqq or
     gptq, which reads what `calibrate` left in the folder `ranges`. The share `wide` (0..1) of the packed
@@ -99,7 +99,7 @@ def run(
     packed, wide_layers = _packed(planned, rounder, bits, wide)
     nbits.write(view, planned, packed, accuracy_level)
     facts |= _facts(planned, packed, wide_layers)
-    facts["stored"] = storage.store_int8(prepared, SCHEMES["ort-x86-vnni"], left)
+    facts["stored"] = storage.store(prepared, SCHEMES["ort-x86-vnni"], left)
     if not packed and not facts["stored"]:
         reason = "nothing to quantize: the model has no large constant weight"
         return _outcome.unchanged(source, folder, facts, reason)
