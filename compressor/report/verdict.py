@@ -233,11 +233,28 @@ def _caveats(engine: Data) -> list[str]:
     asked = engine["target"].partition(":")[0].partition("+")[0]
     if asked in ("int8", "int8-dynamic") and share is not None and share < SHARE_INT8:
         caveats.append(f"only {percent(share)} of the compute runs in int8")
+    caveats += _weight_caveats(engine, asked)
     if _kernels_lose_more(engine):
         gap = decibels(engine["simulation_gap"]["sqnr_db"])
         caveats.append(
             f"the kernels lose more than quantization itself ({gap} against the simulation of the same "
             "file), as when int8 sums saturate on a CPU without VNNI"
+        )
+    return caveats
+
+
+def _weight_caveats(engine: Data, asked: str) -> list[str]:
+    """Where an engine is in the asked type by its weights alone, or not even by all of them."""
+    precision = engine["precision"] or {}
+    wanted = {"fp16": "float16", "bf16": "bfloat16", "int8-weight": "int8", "int4": "int4"}.get(asked)
+    if wanted is None or not precision.get("weights_by_type"):
+        return []
+    stored = precision["weights_by_type"].get(wanted, 0.0)
+    caveats = [] if stored >= SHARE_INT8 else [f"only {percent(stored)} of the weights are {wanted}"]
+    shares = precision.get("share_by_type") or {}
+    if wanted.endswith("float16") and shares.get("float32", 0.0) > 1 - SHARE_INT8:
+        caveats.append(
+            f"{wanted} is how weights are stored: {percent(shares['float32'])} of the compute runs in float32"
         )
     return caveats
 

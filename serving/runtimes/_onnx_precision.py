@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-__all__ = ["INTEGER_OPERATORS", "Operator", "float_islands", "precision", "read_operators"]
+__all__ = ["INTEGER_OPERATORS", "Operator", "float_islands", "precision", "read_operators", "weights_by_type"]
 
 INTEGER_OPERATORS = frozenset(
     {
@@ -60,6 +60,8 @@ _CONTROL = frozenset({"If", "Loop", "Scan"})
 _RESHAPED = frozenset(
     {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "ReorderInput", "ReorderOutput"}
 )
+
+_PACKED = {"MatMulNBits": (1, 2, 3), "GatherBlockQuantized": (0, 2, 3)}  # data, scales, zero points
 
 Shape = tuple[int, ...]
 
@@ -124,6 +126,35 @@ def _load(path: Path) -> onnx.ModelProto:
     import onnx
 
     return onnx.load(str(path), load_external_data=False)
+
+
+def weights_by_type(path: Path) -> dict[str, float]:
+    """Share of an engine file's weights that is stored in each type ("float32", "int8", "int4", ...).
+
+    Blocks of 4 bits count as what they stand for; their scales and zero points, and constants of other
+    integer types (shapes, indices), count for nothing.
+    """
+    import onnx
+
+    graph = _load(path).graph
+    counts: dict[str, int] = defaultdict(int)
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type in _PACKED:
+            data, *parameters = (
+                node.input[place] for place in _PACKED[node.op_type] if place < len(node.input)
+            )
+            bits = next((item.i for item in node.attribute if item.name == "bits"), 4)
+            for name in parameters:
+                initializers.pop(name, None)
+            if packed := initializers.pop(data, None):
+                counts[f"int{bits}"] += prod(packed.dims) * 8 // bits
+    for tensor in initializers.values():
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        if "float" in kind or kind in ("double", "int8", "uint8", "int4", "uint4"):
+            counts[_TYPES.get(kind, kind)] += prod(tensor.dims)
+    total = sum(counts.values())
+    return {name: count / total for name, count in sorted(counts.items()) if count}
 
 
 def read_operators(

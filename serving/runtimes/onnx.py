@@ -141,7 +141,8 @@ def session_options(threads: int, *, simulate: bool = False) -> onnxruntime.Sess
 def precision(path: Path, feeds: Feeds, *, device: str, threads: int = 1) -> dict[str, Any]:
     """In which types the compute of an engine really ran, from a few profiled runs on `feeds`.
 
-    See `serving.runtimes._precision.summary` for the result.
+    See `serving.runtimes._precision.summary` for the result, and `_onnx_precision.weights_by_type` for the
+    key of that name.
     """
     from serving.runtimes import _onnx_precision
 
@@ -156,7 +157,8 @@ def precision(path: Path, feeds: Feeds, *, device: str, threads: int = 1) -> dic
         return str(session.end_profiling())
 
     shapes = {name: array.shape for name, array in feeds.items()}
-    return _onnx_precision.precision(session_options(threads), profiled, shapes)
+    found = _onnx_precision.precision(session_options(threads), profiled, shapes)
+    return {**found, "weights_by_type": _onnx_precision.weights_by_type(path)}
 
 
 def _inference_session(
