@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +23,28 @@ RNG = np.random.default_rng(3)
 SOURCE = Path(__file__).parents[2] / "avx2.c"
 ENGINE = """
 import json, sys
-import numpy as np, onnxruntime
-result = {}
-for name in sys.argv[2:]:
-    outputs = []
-    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 4, 1
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        session = onnxruntime.InferenceSession(
-            f"{sys.argv[1]}/{name}.onnx", options, providers=["CPUExecutionProvider"])
-        outputs.append(session.run(None, {"x": np.load(f"{sys.argv[1]}/{name}.npy")})[0])
+import numpy as np
+def on_ort(path, x, fused):
+    import onnxruntime
+    levels = onnxruntime.GraphOptimizationLevel
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fused else levels.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+def on_openvino(path, x, fused):
+    import openvino
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "LP_TRANSFORMS_MODE": fused}
+    return openvino.Core().compile_model(path, "CPU", options)([x])[0]
+run, result = {"ort": on_ort, "openvino": on_openvino}[sys.argv[2]], {}
+for name in sys.argv[3:]:
+    x = np.load(f"{sys.argv[1]}/{name}.npy")
+    outputs = [run(f"{sys.argv[1]}/{name}.onnx", x, fused) for fused in (True, False)]
     result[name] = [float(np.abs(outputs[0] - outputs[1]).max()), float(np.abs(outputs[1]).max())]
 print(json.dumps(result))
 """
+NO_OPENVINO = pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+RUNTIMES = ["ort", pytest.param("openvino", marks=NO_OPENVINO)]
 LAYERS = {
     "conv": (("Conv", "x w b", "y"), (1, 8, 9, 9), (16, 8, 3, 3)),
     "conv of three channels": (("Conv", "x w b", "y", {"strides": [2, 2]}), (1, 3, 9, 9), (16, 3, 3, 3)),
@@ -68,8 +77,8 @@ def engine(tmp_path_factory):
         if subprocess.run(["true"], env=environment, check=False).returncode:
             pytest.skip("this processor has VNNI and no CPUID faulting to hide it")
 
-    def call(folder, names):
-        command = [sys.executable, "-c", ENGINE, str(folder), *names]
+    def call(folder, runtime, names):
+        command = [sys.executable, "-c", ENGINE, str(folder), runtime, *names]
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -92,16 +101,18 @@ def write(folder, build, quantize, scheme):
     return steps
 
 
-def test_fused_kernels_give_what_the_simulation_gives(tmp_path, build, quantize, engine):
-    steps = write(tmp_path, build, quantize, "ort-x86-avx2")
-    for name, (difference, largest) in engine(tmp_path, LAYERS).items():
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_fused_kernels_give_what_the_simulation_gives(tmp_path, build, quantize, engine, runtime):
+    steps = write(tmp_path, build, quantize, f"{runtime}-x86-avx2")
+    for name, (difference, largest) in engine(tmp_path, runtime, LAYERS).items():
         assert difference <= (1.01 * steps[name] if steps[name] else 1e-5 * largest), name
 
 
-def test_weights_without_the_limit_saturate_there(tmp_path, build, quantize, engine):
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_weights_without_the_limit_saturate_there(tmp_path, build, quantize, engine, runtime):
     """The control: the same layers with plain int8 weights are wrong, except the depthwise one."""
-    steps = write(tmp_path, build, quantize, "ort-x86-vnni")
-    found = engine(tmp_path, LAYERS)
+    steps = write(tmp_path, build, quantize, f"{runtime}-x86-vnni")
+    found = engine(tmp_path, runtime, LAYERS)
     exact = {
         name
         for name, (difference, largest) in found.items()
