@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compressor.quantization.constants import drop_unused_initializers
 from compressor.quantization.corrections import Corrections
+from compressor.quantization.float_layers import keep_float
 from compressor.quantization.layers import Use, clip_bounds
 from compressor.quantization.placement import Placement
 from compressor.quantization.scheme import Scheme
@@ -50,7 +51,7 @@ def write(
     writer.constant_operands()
     writer.weights()
     writer.finish()
-    return view.model
+    return keep_float(view.model)
 
 
 @dataclass(frozen=True)

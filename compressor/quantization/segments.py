@@ -16,7 +16,7 @@ from compressor.quantization.view import TensorType, subgraphs, tensor_types
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["write_segments"]
+__all__ = ["names_read", "write_segments"]
 
 _TENSORS = 4  # chosen tensors in a piece, or more where that would make too many
 _PIECES = 32  # each is a session with threads of its own
@@ -37,7 +37,7 @@ def write_segments(model: ModelProto, tensors: Sequence[str], folder: Path, stem
     for start, stop in reversed(list(zip([0, *cuts], [*cuts, len(nodes)], strict=True))):
         piece = nodes[start:stop]
         made = [name for node in piece for name in node.output if name in later or name in tensors]
-        reads = {name for node in piece for name in _reads(node)}
+        reads = {name for node in piece for name in names_read(node)}
         reads -= {name for node in piece for name in node.output}
         later |= reads
         if made:
@@ -55,14 +55,14 @@ def _needed(model: ModelProto, wanted: set[str]) -> list[NodeProto]:
     for node in reversed(model.graph.node):
         if wanted.intersection(node.output):
             kept.append(node)
-            wanted.update(_reads(node))
+            wanted.update(names_read(node))
     return kept[::-1]
 
 
 def _cuts(nodes: Sequence[NodeProto], chosen: set[str], types: dict[str, TensorType]) -> list[int]:
     """Where to cut: after every few chosen tensors, where all that crosses the cut is of a known type."""
     few = max(_TENSORS, -(-len(chosen) // _PIECES))
-    last = {name: place for place, node in enumerate(nodes) for name in _reads(node)}
+    last = {name: place for place, node in enumerate(nodes) for name in names_read(node)}
     cuts, count = [], 0
     alive: set[str] = set()
     for place, node in enumerate(nodes):
@@ -76,13 +76,13 @@ def _cuts(nodes: Sequence[NodeProto], chosen: set[str], types: dict[str, TensorT
     return cuts
 
 
-def _reads(node: NodeProto) -> Iterator[str]:
+def names_read(node: NodeProto) -> Iterator[str]:
     """Names that a node reads, those of its subgraphs included (and, harmlessly, their own)."""
     yield from filter(None, node.input)
     for graph in subgraphs(node):
         yield from (item.name for item in graph.output)
         for inner in graph.node:
-            yield from _reads(inner)
+            yield from names_read(inner)
 
 
 def _segment(
