@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -78,8 +80,8 @@ def _drop_notes(graph: onnx.GraphProto) -> None:
                 _drop_notes(inner)
 
 
-def write(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Write a model that onnxruntime loads, in one file (and `NAME.data` beside it above `LIMIT` bytes).
+def write(model: onnx.ModelProto, path: Path, *, device: str = "cpu") -> onnx.ModelProto:
+    """Write a model that onnxruntime loads on `device`, in one file, and `NAME.data` beside it above `LIMIT`.
 
     Where the runtime refuses the IR or opset version, the model is brought down to the newest that it
     takes, and a warning says so. Gives the model as written; raises `UnsupportedError` in words.
@@ -87,7 +89,7 @@ def write(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     beside = path.with_name(f"partial.{path.name}")
     for _ in range(3):
         sides = _save(model, beside, path.name)
-        failure = _session_failure(beside)
+        failure = _session_failure(beside, device)
         if failure is None:
             beside.replace(path)
             return model
@@ -251,15 +253,20 @@ def _save(model: onnx.ModelProto, path: Path, name: str) -> list[Path]:
     return [side]
 
 
-def _session_failure(path: Path) -> str | None:
-    """What onnxruntime says against the file, on the CPU and without optimizing it; None: nothing."""
+def _session_failure(path: Path, device: str) -> str | None:
+    """What onnxruntime says against the file, without optimizing it; None: nothing."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    providers = ["CPUExecutionProvider"]
+    if device == "cuda":
+        providers.insert(0, "CUDAExecutionProvider")
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls(directory="")
     try:
-        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # onnxruntime has a class for each status, below Exception itself
         return " ".join(str(error).split())
     return None

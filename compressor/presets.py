@@ -78,7 +78,7 @@ def _half(target: Target) -> tuple[Recipe, ...]:
     if target.device == "cpu" and not (kind == "float16" and "asimdhp" in machine.cpu_flags()):
         return (stored,)
     what = f"{kind} with float32 islands where ranges overflow"
-    return (_recipe(kind, "cast", what, to=kind, compute=kind), stored)
+    return (_recipe(kind, "cast", what, to=kind, compute=kind, device=target.device), stored)
 
 
 def _recipe(name: str, stage: str, what: str, **parameters: Any) -> Recipe:

@@ -25,6 +25,8 @@ def check(target: Target) -> str | None:
     """Why this target cannot be made as ONNX; None: it can."""
     if target.precision not in _PRECISIONS:
         return f"{target.precision} is not made for onnxruntime; there are {', '.join(_PRECISIONS)}"
+    if target.precision == "int8-dynamic" and target.device == "cuda":
+        return "onnxruntime has no kernels for dynamic int8 on cuda; there are fp16, bf16 and int4"
     if target.pruning and "prune" not in plugins.names("stages"):
         return "this version cannot prune"
     return None
@@ -66,14 +68,15 @@ def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
     it in `model.onnx.data` only where they exceed `onnx_files.LIMIT` bytes. Raises `UnsupportedError` if
     onnxruntime does not load it.
     """
-    reason = check(Target.parse(target))
+    asked = Target.parse(target)
+    reason = check(asked)
     if reason:
         raise UnsupportedError(f"target {target}: {reason}")
     source = Model.of(model)
     path = Path(folder) / "model.onnx"
     graph = onnx_files.read(source.path)
     onnx_files.tidy(graph)
-    onnx_files.write(graph, path)
+    onnx_files.write(graph, path, device=asked.device or "cpu")
     files = [each for each in (path, path.with_name("model.onnx.data")) if each.exists()]
     return {
         "file": path.name,

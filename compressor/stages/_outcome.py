@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["check_names", "unchanged", "written"]
 
 
-def written(source: Model, folder: str, model: ModelProto, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write `model` as `folder/model.onnx`; gives the source's JSON with the new path, digest and facts."""
+def written(
+    source: Model, folder: str, model: ModelProto, facts: dict[str, Any], device: str = "cpu"
+) -> dict[str, Any]:
+    """Write `model` as `folder/model.onnx`; gives the source's JSON with the new path, digest and facts.
+
+    Raises `UnsupportedError` if the runtime does not load it on `device`.
+    """
     path = Path(folder, "model.onnx")
-    made = onnx_files.write(model, path)
+    made = onnx_files.write(model, path, device=device)
     found = {**onnx_files.facts(made), **facts}
     return replace(source, path=path, sha256=file_digest(path), facts=found).json(Path(folder))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor import events
-from compressor.errors import UsageError
+from compressor.errors import UnsupportedError, UsageError
 from compressor.model import Model
 from compressor.stages import _outcome
 
@@ -54,6 +54,7 @@ def run(
     folder: str,
     to: str = "float16",
     compute: str | None = None,
+    device: str = "cpu",
     ranges: str | None = None,
     exclude: list[str] | None = None,
 ) -> dict[str, Any]:
@@ -61,7 +62,10 @@ def run(
 
     Computing in half, operators whose activations exceed the type's range stay float32 islands between
     casts: by what `calibrate` observed into the folder `ranges`, else by what the operator may do to a
-    range. `exclude` names more such nodes. Facts of the model that is given back: `to`, `compute`,
+    range. `exclude` names more such nodes. If the runtime has no kernels for that on `device`, a warning
+    says so and compute is float32.
+
+    Facts of the model that is given back: `to`, `compute`,
     `halved` (elements stored in half), `islands` (name, op and reason of each node kept float32) and
     `float_constants` (name: reason). Raises `UsageError` for other types.
     """
@@ -75,18 +79,28 @@ def run(
     prepared = graph.prepare(source.path)
     _outcome.check_names(View(prepared), exclude or [])
     facts: dict[str, Any] = {"to": to, "compute": compute or to, "islands": []}
-    if compute == "float32" or graph.already_quantized(prepared):
-        facts["compute"] = "float32"
-        facts["halved"], facts["float_constants"] = half.store_half(prepared, kind)
-    else:
-        facts |= _halve(prepared, kind, ranges, exclude or [])
+    if compute != "float32" and not graph.already_quantized(prepared):
+        try:
+            facts |= _halve(prepared, kind, ranges, exclude or [])
+            return _delivered(source, folder, prepared, facts, device)
+        except UnsupportedError as error:
+            events.warn(f"{to} cannot be computed with on {device}, only the weights are {to}: {error}")
+            prepared = graph.prepare(source.path)
+    facts |= {"compute": "float32", "islands": []}
+    facts["halved"], facts["float_constants"] = half.store_half(prepared, kind)
+    return _delivered(source, folder, prepared, facts, device)
+
+
+def _delivered(
+    source: Model, folder: str, model: ModelProto, facts: dict[str, Any], device: str
+) -> dict[str, Any]:
     if not facts["halved"]:
-        return _outcome.unchanged(
-            source, folder, facts, "nothing to cast: the model has no large float weight"
-        )
+        reason = "nothing to cast: the model has no large float weight"
+        return _outcome.unchanged(source, folder, facts, reason)
+    made = _outcome.written(source, folder, model, facts, device)
     for name, reason in facts["float_constants"].items():
         events.warn(f"weight '{name}' stays float32: {reason}")
-    return _outcome.written(source, folder, prepared, facts)
+    return made
 
 
 def _halve(model: ModelProto, kind: Half, ranges: str | None, exclude: list[str]) -> dict[str, Any]:

@@ -195,6 +195,16 @@ def test_subgraphs_and_foreign_operators_stay_float(
         )
 
 
+def test_types_without_kernels_are_only_stored_and_said(
+    mlp: Json, sequences: Any, tmp_path: Path, answer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts, graph = run(mlp, tmp_path / "out", to="bfloat16", compute="bfloat16")
+    assert facts["compute"] == "float32"
+    assert "bfloat16 cannot be computed with on cpu, only the weights are" in capsys.readouterr().err
+    assert {item.data_type for item in graph.graph.initializer if np.prod(item.dims) >= 256} == {BFLOAT}
+    assert np.isfinite(answer(tmp_path / "out/model.onnx", sequences)).all()
+
+
 def test_nothing_to_cast_is_said(model_of: Callable[..., Json], tmp_path: Path) -> None:
     facts, _ = run(
         model_of([("Relu", "x", "y")], {"x": ["n", 4]}, ["y"], {}), tmp_path / "out", compute="float32"
