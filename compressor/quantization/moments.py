@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Moments", "gather", "load", "save"]
 
 MOMENTS = "moments.npz"
-_VECTORS = 128  # of a sample
+_VECTORS = 64  # of a sample
+_TOGETHER, _WAITING = 16, 8 << 20  # samples, or bytes, whose products are formed at once
 _MEMORY = 1 << 30  # bytes of second moments of a whole model
 _WIDEST = 4608  # a 3x3 Conv over 512 channels
 Floats = NDArray[np.float64]
@@ -50,6 +51,7 @@ class Moments:
     total: Floats
     products: list[NDArray[np.float32]]
     count: int = 0
+    waiting: list[NDArray[np.floating]] = field(default_factory=list)
 
     @classmethod
     def empty(cls, groups: int, k: int, widest: int) -> Moments:
@@ -59,9 +61,19 @@ class Moments:
         return cls(np.zeros((groups, k)), products)
 
     def add(self, rows: NDArray[np.floating]) -> None:
-        """Take in vectors [groups, n, k]."""
+        """Take in vectors [groups, n, k]; they count from the next `flush` on, which comes by itself."""
+        self.waiting.append(rows)
+        if sum(part.nbytes for part in self.waiting) > _WAITING or len(self.waiting) >= _TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add up what waits: products of many vectors at once cost less."""
+        if not self.waiting:
+            return
+        rows = np.concatenate(self.waiting, axis=1)
+        self.waiting.clear()
         self.count += rows.shape[1]
-        self.total += rows.sum(axis=1, dtype=np.float64)
+        self.total += rows.sum(axis=1)
         start = 0
         for product in self.products:
             part = rows[:, :, start : start + product.shape[1]]
@@ -87,7 +99,7 @@ class Moments:
 
 
 def gather(
-    model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 128
+    model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 64
 ) -> dict[str, Moments]:
     """Moments of the input of every weight use of a prepared model, by the use's node.
 
@@ -113,6 +125,8 @@ def gather(
                 kernel = view.initializers[use.weight].dims[2:]
                 found[use.node].add(rows_of(nodes[use.node], kernel, value, _VECTORS, ordinal))
         events.progress("moments", ordinal + 1, limit)
+    for moments in found.values():
+        moments.flush()
     if not any(moments.count for moments in found.values()):
         raise DataError("moments: no sample is free of NaN and Inf; mend the data")
     return found

@@ -33,7 +33,7 @@ def rows_of(node: NodeProto, kernel: Sequence[int], value: Array, count: int, or
 
 
 def patches(node: NodeProto, kernel: Sequence[int], value: Array, count: int, ordinal: int) -> Array:
-    """At most `count` patches [groups, n, spatial x channels of a group] of `value` [batch, channels, ...]."""
+    """At most `count` patches [groups, n, spatial x channels of a group] of `value` [batch, c, ...]."""
     rank = len(kernel)
     strides, dilations = (list(attribute(node, key, [1] * rank)) for key in ("strides", "dilations"))
     begin, end = pads_of(node, kernel, value.shape[2:])
@@ -52,7 +52,7 @@ def patches(node: NodeProto, kernel: Sequence[int], value: Array, count: int, or
     groups = int(attribute(node, "group", 1))
     n, spatial, channels = found.shape
     found = found.reshape(n, spatial, groups, channels // groups).transpose(2, 0, 1, 3)
-    return np.ascontiguousarray(found.reshape(groups, n, -1))
+    return np.asarray(found.reshape(groups, n, -1))
 
 
 def pads_of(node: NodeProto, kernel: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:

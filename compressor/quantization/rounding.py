@@ -37,13 +37,13 @@ def quantize_rows(
     whose correlation with each other counts as zero. Of a few scales each row takes the one with the least
     loss; none is below `floor` [channels]. `limit` bounds pairs, as in `pairs.project`.
     """
-    rows = np.asarray(rows, np.float64)
+    exact = rows.astype(np.float64)
     solvers = [_Span(part) for part in second]
     best = np.full(len(rows), np.inf)
     codes, scales = np.zeros(rows.shape, np.int8), np.ones(len(rows), np.float32)
-    for scale in _scales(rows, floor, limit):
-        trial = round_rows(rows / scale[:, None], solvers, limit)
-        error = losses(rows - trial * scale[:, None].astype(np.float64), second)
+    for scale in _scales(exact, floor, limit):
+        trial = round_rows(exact / scale[:, None], solvers, limit)
+        error = losses(exact - trial * scale[:, None].astype(np.float64), second)
         better = error < best
         best[better], scales[better], codes[better] = error[better], scale[better], trial[better]
     return codes, scales

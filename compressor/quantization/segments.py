@@ -23,15 +23,19 @@ _PIECES = 32  # each is a session with threads of its own
 _INLINE = 1 << 30  # bytes of weights that go into the file itself
 
 
-def write_segments(model: ModelProto, tensors: Sequence[str], folder: Path, stem: str) -> list[Path]:
+def write_segments(
+    model: ModelProto, tensors: Sequence[str], folder: Path, stem: str, few: int | None = None
+) -> list[Path]:
     """Write the pieces as `folder/STEM-0.onnx` and so on; nodes that no chosen tensor needs are left out.
 
     Each piece has as inputs what it reads of the graph's inputs and of earlier pieces, and as outputs the
-    chosen tensors that it makes and what later pieces read. Weights above 1 GiB lie in a file beside.
+    chosen tensors that it makes, `few` of them, and what later pieces read. Weights above 1 GiB lie in a
+    file beside.
     """
     nodes = _needed(model, set(tensors))
     types = tensor_types(model)
-    cuts = _cuts(nodes, set(tensors), types)
+    few = few or max(_TENSORS, -(-len(set(tensors)) // _PIECES))
+    cuts = _cuts(nodes, set(tensors), types, few)
     later: set[str] = set()
     segments = []
     for start, stop in reversed(list(zip([0, *cuts], [*cuts, len(nodes)], strict=True))):
@@ -59,9 +63,8 @@ def _needed(model: ModelProto, wanted: set[str]) -> list[NodeProto]:
     return kept[::-1]
 
 
-def _cuts(nodes: Sequence[NodeProto], chosen: set[str], types: dict[str, TensorType]) -> list[int]:
+def _cuts(nodes: Sequence[NodeProto], chosen: set[str], types: dict[str, TensorType], few: int) -> list[int]:
     """Where to cut: after every few chosen tensors, where all that crosses the cut is of a known type."""
-    few = max(_TENSORS, -(-len(chosen) // _PIECES))
     last = {name: place for place, node in enumerate(nodes) for name in names_read(node)}
     cuts, count = [], 0
     alive: set[str] = set()
