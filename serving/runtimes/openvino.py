@@ -22,6 +22,7 @@ __all__ = [
     "SUFFIX",
     "OpenvinoSession",
     "available",
+    "compile_model",
     "devices",
     "open_session",
     "precision",
@@ -77,7 +78,7 @@ class OpenvinoSession:
             request.set_input_tensor(index, openvino.Tensor(array, shared_memory=shared))
         count = len(self.outputs)
 
-        def call() -> list[Array]:
+        def call(_kept: list[Array] = arrays) -> list[Array]:  # the request does not keep what it shares
             try:
                 request.infer(share_outputs=True)
             except Exception as error:
@@ -96,7 +97,7 @@ def open_session(path: Path, *, device: str, threads: int = 1, simulate: bool = 
     are then computed as they are written, around float kernels. Raises `ModelFileError` when the file or
     the weights beside it cannot be read, `UnsupportedError` when the runtime cannot run it.
     """
-    return OpenvinoSession(_compiled(path, device, settings(threads, simulate=simulate)), path.name)
+    return OpenvinoSession(compile_model(path, device, settings(threads, simulate=simulate)), path.name)
 
 
 def settings(threads: int, *, simulate: bool = False) -> dict[str, Any]:
@@ -105,10 +106,12 @@ def settings(threads: int, *, simulate: bool = False) -> dict[str, Any]:
     Float stays float32: the CPU plugin would otherwise compute float layers in bfloat16 where the
     processor can (AMX), and quantize the inputs of layers with 8 bit weights at run time; a float
     baseline would then not be one. Threads are not pinned to cores, on which two engines would meet.
+    One thread is the caller's (no stream): with a stream of one thread, OpenVINO 2026.4 loses errors and
+    gives what was in memory.
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
+        "NUM_STREAMS": 0 if threads == 1 else 1,
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
@@ -124,13 +127,14 @@ def precision(path: Path, feeds: Feeds, *, device: str, threads: int = 1) -> dic
     """
     from serving.runtimes import _openvino_precision
 
-    compiled = _compiled(path, device, {**settings(threads), "PERF_COUNT": True})
+    compiled = compile_model(path, device, {**settings(threads), "PERF_COUNT": True})
     call = OpenvinoSession(compiled, path.name).bind(feeds)
     shapes = {name: tuple(array.shape) for name, array in feeds.items()}
     return _openvino_precision.precision(_read(path), compiled, call, shapes)
 
 
-def _compiled(path: Path, device: str, properties: dict[str, Any]) -> openvino.CompiledModel:
+def compile_model(path: Path, device: str, properties: dict[str, Any]) -> openvino.CompiledModel:
+    """Compile an engine with the given properties; raises as `open_session` does."""
     import openvino
 
     if device not in _PLUGINS:
