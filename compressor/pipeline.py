@@ -332,7 +332,7 @@ class _Run:
         latencies = self._latency([engine for engine, _ in engines])
         rows: list[dict[str, Any]] = []
         for (engine, comparison), latency in zip(engines, latencies, strict=True):
-            proof = self._proof(engine)
+            proof = self._proof(engine, engines[0][0])
             if not self.steps.planning:
                 rows.append(_row(engine, comparison, latency, proof, candidate=bool(rows)))
         return rows
@@ -364,7 +364,7 @@ class _Run:
         )
         return list(done.value["engines"])
 
-    def _proof(self, engine: _Engine) -> dict[str, Any]:
+    def _proof(self, engine: _Engine, baseline: _Engine) -> dict[str, Any]:
         """What really runs in which precision, the engine against its simulation, and memory."""
         if not self.data.evaluation:
             return {"precision": None, "simulation_gap": None, "memory": None}
@@ -377,8 +377,12 @@ class _Run:
                 name,
                 task,
                 {"runtime": engine.target.runtime, "device": engine.target.device, "threads": 1},
-                unkeyed={"engine": engine.path, "data": self.data.evaluation},
-                after=[engine.exported.key, *self.data.key("evaluation")],
+                unkeyed={
+                    "engine": engine.path,
+                    "data": self.data.evaluation,
+                    **({"baseline": baseline.path} if name == "simulation_gap" else {}),
+                },
+                after=[engine.exported.key, baseline.exported.key, *self.data.key("evaluation")],
                 measured=True,
                 fresh=name == "memory",
                 expected={},

@@ -143,6 +143,7 @@ def simulation_gap(
     threads: int,
     data: dict[str, Any],
     folder: str,
+    baseline: str | None = None,
     samples: int = 64,
 ) -> dict[str, Any]:
     """How far the engine is from the float simulation of its own Q/DQ pairs, over all outputs.
@@ -150,15 +151,30 @@ def simulation_gap(
     Both run the same file; the difference is what the kernels do that quantization does not ask for,
     such as saturated sums of u8 x s8 products on x86 without VNNI. Rounding alone leaves about one
     quantization step in some places. Returns {"sqnr_db", "max_abs", "top1", "n"} as
-    `compressor.metrics.Agreement` does (200 dB: no difference).
+    `compressor.metrics.Agreement` does (200 dB: no difference), and "lost_db": by how much the engine is
+    farther than its simulation from the float engine `baseline` (null without one). Kernels that only
+    round differently, or leave a quantization out, differ from the simulation and lose nothing.
     """
     fused = _open(Path(engine), runtime, device, threads)
     simulated = _open(Path(engine), runtime, device, threads, simulate=True)
-    gap, n = Agreement(), 0
+    floating = _open(Path(baseline), runtime, device, threads) if baseline else None
+    gap, engine_error, simulated_error, n = Agreement(), Agreement(), Agreement(), 0
     for batch in _batches(data, 0, samples):
         expected, got = _run(simulated, batch), _run(fused, batch)
         gap.update(expected.outputs, got.outputs)
+        if floating:
+            wanted = _run(floating, batch).outputs
+            engine_error.update(wanted, got.outputs)
+            simulated_error.update(wanted, expected.outputs)
         n += len(batch.indices)
         events.progress("engine against its simulation", min(n, samples), samples)
     found = gap.result()
-    return {key: found[key] for key in ("sqnr_db", "max_abs", "top1", "n")}
+    return {
+        **{key: found[key] for key in ("sqnr_db", "max_abs", "top1", "n")},
+        "lost_db": _lost(simulated_error, engine_error) if floating else None,
+    }
+
+
+def _lost(simulated: Agreement, engine: Agreement) -> float | None:
+    best, reached = (error.result()["sqnr_db"] for error in (simulated, engine))
+    return None if best is None or reached is None else best - reached

@@ -91,9 +91,13 @@ class Precision(TypedDict):
 
 
 class SimulationGap(TypedDict):
-    """The engine against the float simulation of its own Q/DQ pairs: the error of the kernels alone."""
+    """The engine against the float simulation of its own Q/DQ pairs: the error of the kernels alone.
+
+    `lost_db`: by how much the simulation is nearer to the float engine than the engine is.
+    """
 
     sqnr_db: float | None
+    lost_db: NotRequired[float | None]
 
 
 class Engine(TypedDict):

@@ -22,6 +22,7 @@ __all__ = ["Verdicts", "judge", "speed_class", "verdicts"]
 FASTER, SLOWER = 1.02, 0.98
 SHARE_INT8 = 0.9
 TOLERATED = 0.01
+_LOSS = 1.0  # dB of SQNR that kernels may lose before it is said
 AGREEMENT, AGREEMENT_DB = 0.9, 10.0
 
 Data = Mapping[str, Any]
@@ -260,11 +261,15 @@ def _weight_caveats(engine: Data, asked: str) -> list[str]:
 
 
 def _kernels_lose_more(engine: Data) -> bool:
-    """Of the engine's error power, more than half (3 dB) stands between it and its own simulation."""
+    """Of the engine's error power, more than half (3 dB) stands between it and its own simulation.
+
+    If the simulation is no nearer to the float engine than the engine is, that is rounding and no loss.
+    """
     gap, agreement = engine["simulation_gap"], engine["agreement"]
     if not gap or not agreement or gap["sqnr_db"] is None or agreement["sqnr_db"] is None:
         return False
-    return bool(gap["sqnr_db"] < agreement["sqnr_db"] + 3)
+    lost = gap.get("lost_db")
+    return bool(gap["sqnr_db"] < agreement["sqnr_db"] + 3) and (lost is None or lost > _LOSS)
 
 
 def _conclusion(data: Data, engine: Data, chosen: Data | None) -> str:

@@ -251,3 +251,7 @@ def test_simulation_gap_is_small_where_kernels_are_right(
     found = simulation_gap(str(mixed_engine), data=data, folder=str(tmp_path), samples=8, **HERE)
     assert found["n"] == 8
     assert found["sqnr_db"] > 25
+    assert found["lost_db"] is None
+    itself = {"baseline": str(mixed_engine), "samples": 8, **HERE}
+    found = simulation_gap(str(mixed_engine), data=data, folder=str(tmp_path), **itself)
+    assert found["lost_db"] < -100  # the engine is its own baseline, its simulation is not

@@ -117,12 +117,22 @@ def test_little_int8_is_said(report: Any, base: Any, engine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "said"), [(9.1, True), (11.5, True), (11.7, False), (38.0, False), (None, False)]
+    ("gap", "lost", "said"),
+    [
+        (9.1, None, True),
+        (11.5, None, True),
+        (11.7, None, False),
+        (38.0, None, False),
+        (None, None, False),
+        (9.1, 2.9, True),
+        (9.1, -1.0, False),
+    ],
 )
 def test_kernels_that_saturate_are_said(
-    report: Any, base: Any, engine: Any, gap: float | None, said: bool
+    report: Any, base: Any, engine: Any, gap: float | None, lost: float | None, said: bool
 ) -> None:
-    row = engine(INT8, agreement={"top1": 0.908, "sqnr_db": 8.6}, simulation_gap={"sqnr_db": gap})
+    gaps = {"sqnr_db": gap, "lost_db": lost}
+    row = engine(INT8, agreement={"top1": 0.908, "sqnr_db": 8.6}, simulation_gap=gaps)
     assert ("the kernels lose more than quantization itself" in found(report([base, row]))[1]) is said
 
 
