@@ -105,6 +105,20 @@ def test_of_equally_fast_engines_the_most_accurate_wins(report: Any, base: Any, 
     assert verdicts(data).recommended == "fp16:onnx:cpu"
 
 
+def test_a_type_that_only_stores_weights_is_said(report: Any, base: Any, engine: Any) -> None:
+    stored = {"share_int8": 0.0, "share_by_type": {"float32": 1.0}, "weights_by_type": {"float16": 0.99}}
+    computed = {**stored, "share_by_type": {"float16": 1.0}}
+    some = {"share_int8": 1.0, "share_by_type": {"int8": 1.0}, "weights_by_type": {"int4": 0.4, "int8": 0.6}}
+    for target, precision, words in (
+        ("fp16:onnx:cpu", stored, "float16 is how weights are stored: 100 % of the compute runs in float32"),
+        ("fp16:onnx:cpu", computed, None),
+        ("int4:onnx:cpu", some, "only 40.0 % of the weights are int4"),
+    ):
+        row = engine(target, precision={"float_islands": [], **precision})
+        text = found(report([base, row]), target)[1]
+        assert (words in text) if words else ("stored" not in text)
+
+
 def test_little_int8_is_said(report: Any, base: Any, engine: Any) -> None:
     little = {"share_int8": 0.62, "float_islands": []}
     assert (

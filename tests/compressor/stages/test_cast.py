@@ -88,6 +88,15 @@ def test_inputs_and_outputs_stay_and_weights_halve(
     assert sqnr(answer(mlp["path"], sequences), got) > (50 if to == "float16" else 35)
 
 
+def test_report_sees_that_only_weights_are_half(mlp: Json, sequences: Any, tmp_path: Path) -> None:
+    from serving.runtimes import onnx as runtime
+
+    run(mlp, tmp_path / "out", to="bfloat16", compute="float32")
+    found = runtime.precision(tmp_path / "out/model.onnx", sequences, device="cpu")
+    assert found["weights_by_type"]["bfloat16"] > 0.9
+    assert found["share_by_type"] == {"float32": 1.0}
+
+
 def test_overflow_becomes_an_island(
     model_of: Callable[..., Json], tmp_path: Path, answer: Callable[..., Any], sqnr: Callable[..., float]
 ) -> None:

@@ -133,6 +133,17 @@ def test_convolutions_are_stored_as_int8(
     assert sqnr(answer(net / "net.onnx", feeds), answer(tmp_path / "out/model.onnx", feeds)) > 30
 
 
+def test_report_sees_the_types_of_weights(mlp: Json, tmp_path: Path, sequences: Any) -> None:
+    from serving.runtimes import onnx as runtime
+
+    for bits, kind in ((4, "int4"), (8, "int8")):
+        run(mlp, tmp_path / kind, bits=bits)
+        found = runtime.precision(tmp_path / kind / "model.onnx", sequences, device="cpu")
+        assert found["weights_by_type"][kind] > 0.95
+        assert sum(found["weights_by_type"].values()) == pytest.approx(1)
+        assert found["share_int8"] == pytest.approx(1)  # accuracy level 4 rounds activations too
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
