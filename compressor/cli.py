@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,13 +55,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run(arguments: list[str]) -> int:
-    from compressor.options import Options, from_toml
+    from compressor.options import Options, duration, from_toml
 
     given = {
         name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None
     }
     if not given.get("target"):
         given.pop("target", None)
+    if "budget" in given:
+        given["budget"] = duration(given["budget"])
     table, path = from_toml(given["model"])
     if path:
         print(f"options from {path}", file=sys.stderr)
@@ -68,17 +71,29 @@ def _run(arguments: list[str]) -> int:
     from compressor import pipeline
     from compressor.progress import Progress
 
+    interrupted: KeyboardInterrupt | None = None
     with Progress(sys.stderr) as progress:
         if options.plan:
             steps = pipeline.plan(options, progress.event)
         else:
-            report = pipeline.run(options, progress.event)
+            signal.signal(signal.SIGTERM, _interrupt)
+            try:
+                report = pipeline.run(options, progress.event)
+            except pipeline.Interrupted as stop:
+                report, interrupted = stop.report, stop
     if options.plan:
         _print_plan(steps)
         return 0
     print(report)
     print(f"report: {options.folder / 'report.html'}")
+    if interrupted:
+        raise interrupted
     return report.exit_status
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """A request to end is treated as Ctrl-C: the best engine so far is delivered."""
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="compress [run] MODEL [--target SPEC ...] [--data SRC] [...]\n"
         "       compress inspect FILE | report DIR | doctor",
         description="Compress a trained model into smaller, faster engines, and prove it.",
-        epilog="exit status: 0 done, 1 failed, 2 wrong request, 3 the accuracy budget is broken",
+        epilog="exit status: 0 done, 1 failed, 2 wrong request, 3 the accuracy budget is broken, "
+        "130 interrupted (the best engine so far is delivered)",
         argument_default=None,
     )
     add = parser.add_argument
@@ -112,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--input", action="append", metavar="NAME=SHAPE[:dtype]", help="an input; ? is a free dimension")
     add("--metric", metavar="NAME", help="top1, top5, mse, ... or module:callable")
     add("--max-drop", type=float, metavar="POINTS", help="accuracy budget, in points of the metric")
+    add(
+        "--budget", metavar="TIME", help="time for the search of each target: 600s, 10m, 1h (default: no end)"
+    )
     add("--recipe", metavar="FILE", help="do exactly this (.json or .toml) instead of climbing the ladder")
     add("--scheme", metavar="NAME", help="quantize for another machine, e.g. ort-x86-avx2")
     add(

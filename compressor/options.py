@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from compressor.errors import UsageError
 
-__all__ = ["Options", "from_toml"]
+__all__ = ["Options", "duration", "from_toml"]
 
 ENGINE_SUFFIXES = (".onnx", ".xml", ".tflite", ".plan", ".pt2")
 
@@ -18,7 +19,8 @@ ENGINE_SUFFIXES = (".onnx", ".xml", ".tflite", ".plan", ".pt2")
 class Options:
     """Options of `compress run`; the command line's names with `-` for `_`.
 
-    `bench` is the time in seconds for each engine's latency measurement (0: none). `batch` is the batch
+    `bench` is the time in seconds for each engine's latency measurement (0: none), `budget` that of the
+    search for each target (None: without end). `batch` is the batch
     of calibration and evaluation; latency is measured at batch 1. `threads` are those of the measured
     engine.
     """
@@ -34,6 +36,7 @@ class Options:
     input: tuple[str, ...] = ()
     metric: str | None = None
     max_drop: float | None = None
+    budget: float | None = None
     recipe: str | None = None
     scheme: str | None = None
     out: str | None = None
@@ -52,6 +55,8 @@ class Options:
                 raise UsageError(f"--{name} {getattr(self, name)}: must be at least {least}")
         if self.max_drop is not None and not 0 <= self.max_drop < float("inf"):
             raise UsageError(f"--max-drop {self.max_drop}: must be 0 or more points of the metric")
+        if self.budget is not None and not self.budget > 0:
+            raise UsageError(f"--budget {self.budget:g}: must be a time above 0, such as 10m")
         if self.engine_file and len(self.target) > 1:
             raise UsageError(
                 f"--out {self.out} names one engine, but {len(self.target)} targets are asked; "
@@ -71,6 +76,14 @@ class Options:
         if self.engine_file:
             return self.engine_file.with_name(self.engine_file.name + ".work")
         return Path(self.out or f"{Path(self.model).stem}-compressed")
+
+
+def duration(text: str) -> float:
+    """Seconds of a text such as 90, 600s, 10m or 1.5h; raises `UsageError` for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not found:
+        raise UsageError(f"--budget {text}: must be a time such as 600s, 10m or 1h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def from_toml(model: str) -> tuple[dict[str, Any], Path | None]:
@@ -110,6 +123,8 @@ def _located(folder: Path, name: str, value: Any) -> Any:
 
 
 def _checked(path: Path, key: str, value: Any, kind: str) -> Any:
+    if key == "budget" and isinstance(value, str):
+        return duration(value)
     if kind.startswith("tuple"):
         values = [value] if isinstance(value, str) else value
         if isinstance(values, list) and all(isinstance(item, str) for item in values):

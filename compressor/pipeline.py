@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
@@ -26,25 +26,39 @@ from compressor.options import Options
 from compressor.quantization import scheme
 from compressor.recipe import Recipe
 from compressor.report import Report
-from compressor.search import Rung, climb
+from compressor.search import Found, Rung, search
 from compressor.steps import Done, Planned, Steps
 from compressor.store import Store
 from compressor.target import Target
+from compressor.trials import Ledger, Trials
 
-__all__ = ["plan", "run"]
+__all__ = ["Interrupted", "plan", "run"]
 
 Listener = Callable[[dict[str, Any]], None]
 OPSET = 20  # the newest whose Q/DQ graphs ONNX Runtime fuses throughout
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run was interrupted when it had an engine to deliver; `report` is about what there is."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
 def run(options: Options, on_event: Listener | None = None) -> Report:
     """Do what `options` ask for and write everything below `options.folder`.
 
-    Raises `CompressError`; what was finished before stays and is used by the next run.
+    Raises `CompressError`; what was finished before stays and is used by the next run. An interrupt
+    (Ctrl-C) ends the search: the best engine so far is delivered, then `Interrupted` is raised. Without one
+    it is a plain `KeyboardInterrupt`.
     """
     job = _Run(options, on_event)
     with _workplace(options) as store:
-        return job.report(Steps(store, on_event=on_event))
+        report = job.report(Steps(store, on_event=on_event))
+    if job.interrupted:
+        raise Interrupted(report)
+    return report
 
 
 def plan(options: Options, on_event: Listener | None = None) -> list[Planned]:
@@ -104,6 +118,8 @@ class _Run:
 
     def __init__(self, options: Options, on_event: Listener | None) -> None:
         self.options = options
+        self.interrupted = False
+        self.ledger = Ledger(None)
         if options.metric:
             metrics.check(options.metric)
         if options.scheme:
@@ -135,6 +151,7 @@ class _Run:
 
     def report(self, steps: Steps) -> Report:
         """Make and prove all engines, then deliver them."""
+        self.ledger = Ledger(self.options.folder / "ledger.jsonl")
         found = self.engines(steps)
         return deliver(self.options, self.source, found, steps)
 
@@ -179,18 +196,18 @@ class _Run:
     def _made(self, targets: list[Target], found: dict[str, Any]) -> list[tuple[_Engine, dict[str, Any]]]:
         """The baseline of one runtime and device, then its candidates, each with its comparison."""
         baseline = self._exported(self.model, self.key, targets[0].baseline, Recipe("float"))
-        engines = [(baseline, self._compared(baseline, baseline))]
+        if self.data.evaluation:
+            baseline = self.ran(baseline, self.data.evaluation, self.data.key("evaluation"))
+        engines = [(baseline, self.compared(baseline, baseline))]
         self._doubt(engines[0][1].get("metric"))
         for target in targets:
             if target == baseline.target:
                 continue
-            chosen, tried = climb(
-                self.ladders[target],
-                lambda recipe, target=target: self._attempt(recipe, target, baseline),  # type: ignore[misc]
-                self.options.max_drop,
-            )
+            if self.interrupted:
+                self.skipped.append({"target": str(target), "reason": "interrupted before it was tried"})
+                continue
+            chosen = self._searched(target, baseline, found)
             engines.append((chosen.engine, chosen.comparison))
-            found["rungs"] += [_rung(target, rung, rung is chosen) for rung in tried]
             found["layers"][str(target)] = self._layers(chosen.engine)
         return engines
 
@@ -206,14 +223,38 @@ class _Run:
                 "and the preprocessing, or name another --metric"
             )
 
-    def _attempt(self, recipe: Recipe, target: Target, baseline: _Engine) -> Rung:
-        started = time.monotonic()
+    def _searched(self, target: Target, baseline: _Engine, found: dict[str, Any]) -> Rung:
+        """The rung that the search chose for a target; all that it tried goes into the report."""
+        deadline = time.monotonic() + (self.options.budget or float("inf"))
+        trials = Trials(self, self.steps, self.options, self.data, target, baseline, self.ledger)
+        outcome = search(
+            self.ladders[target],
+            trials,
+            self.options.max_drop,
+            mixes=not (self.recipe or self.steps.planning) and target.precision == "int8",
+            timed=bool(self.options.bench and self.data.evaluation),
+            out_of_time=lambda: time.monotonic() > deadline,
+        )
+        found["rungs"] += [_rung(target, rung, rung is outcome.chosen) for rung in outcome.tried]
+        self._say_cut(target, outcome)
+        return outcome.chosen
+
+    def _say_cut(self, target: Target, outcome: Found) -> None:
+        """Tell the report that the search did not come to its end."""
+        if outcome.cut:
+            reason = "--budget is used up" if outcome.cut == "budget" else "it was interrupted"
+            self.steps.note(
+                f"{target}: the search was cut after {len(outcome.tried)} candidates ({reason}); the best so "
+                "far is delivered, and the same command goes on from here"
+            )
+        self.interrupted = self.interrupted or outcome.cut == "interrupt"
+
+    def built(self, recipe: Recipe, target: Target) -> _Engine:
+        """The engine of a recipe, not yet run."""
         model, key = self.model, self.key
         for step in recipe.steps:
             model, key = self._staged(step.stage, step.parameters, model, key)
-        engine = self._exported(model, key, target, recipe)
-        comparison = self._compared(baseline, engine)
-        return Rung(recipe, comparison, engine, time.monotonic() - started)
+        return self._exported(model, key, target, recipe)
 
     def _staged(self, stage: str, parameters: dict[str, Any], model: Model, key: str) -> tuple[Model, str]:
         """The model after one stage."""
@@ -253,7 +294,7 @@ class _Run:
         )
 
     def _exported(self, model: Model, key: str, target: Target, recipe: Recipe) -> _Engine:
-        """The engine, run over the evaluation data."""
+        """The engine's file."""
         exported = self.steps.run(
             f"export-{target.folder}",
             f"exporters.{target.runtime}:export",
@@ -263,16 +304,19 @@ class _Run:
             expected={"file": "model" + plugins.module("exporters", str(target.runtime)).SUFFIX},
             estimate=1.0,
         )
-        engine = _Engine(target, recipe, model, exported)
-        if not self.data.evaluation:
+        return _Engine(target, recipe, model, exported)
+
+    def ran(self, engine: _Engine, data: dict[str, Any] | None, key: Sequence[str]) -> _Engine:
+        """The engine with its outputs over `data`, which `key` identifies."""
+        if not data:
             return engine
-        n = self.data.evaluation["n"]
+        target, n = engine.target, data["n"]
         outputs = self.steps.run(
             f"run-{target.folder}",
             "serving.accuracy:run_engine",
             {"runtime": target.runtime, "device": target.device},
-            unkeyed={"engine": engine.path, "data": self.data.evaluation, "threads": _cores()},
-            after=[exported.key, *self.data.key("evaluation")],
+            unkeyed={"engine": engine.path, "data": data, "threads": _cores()},
+            after=[engine.exported.key, *key],
             measured=True,
             expected={},
             estimate=self._pass_seconds(n, 1.0),
@@ -280,7 +324,7 @@ class _Run:
         )
         return replace(engine, outputs=outputs)
 
-    def _compared(self, baseline: _Engine, engine: _Engine) -> dict[str, Any]:
+    def compared(self, baseline: _Engine, engine: _Engine) -> dict[str, Any]:
         """Metric, drop and agreement of an engine, measured on the engine."""
         if not (engine.outputs and baseline.outputs):
             return {}
@@ -302,7 +346,7 @@ class _Run:
 
     def _layers(self, engine: _Engine) -> list[dict[str, Any]]:
         """Per layer SQNR of the quantized graph against the float one."""
-        if not engine.model.facts.get("quantized") or not self.data.calibration:
+        if not engine.model.facts.get("quantized") or not self.data.calibration or self.interrupted:
             return []
         done = self.steps.run(
             "diagnose",
@@ -328,6 +372,16 @@ class _Run:
     # ---------------------------------------------------------------- proof
 
     def _rows(self, engines: list[tuple[_Engine, dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The report's rows; an interrupt ends the measurements, and what is there is reported."""
+        try:
+            return self._proven(engines)
+        except KeyboardInterrupt:
+            if len(engines) < 2:
+                raise
+            self.interrupted = True
+            return self._proven(engines)
+
+    def _proven(self, engines: list[tuple[_Engine, dict[str, Any]]]) -> list[dict[str, Any]]:
         """The report's rows for the engines of one runtime and device, baseline first."""
         latencies = self._latency([engine for engine, _ in engines])
         rows: list[dict[str, Any]] = []
@@ -341,9 +395,15 @@ class _Run:
         """Interleaved latency of all engines of one runtime and device against the first one."""
         if not self.options.bench:
             self.steps.note("latency was not measured (--bench 0)")
-        if not self.options.bench or not self.data.evaluation:
+        if self.interrupted:
+            self.steps.note("latency and memory were not measured: the run was interrupted")
+        if not self.options.bench or not self.data.evaluation or self.interrupted:
             return [None] * len(engines)
-        target, seconds = engines[0].target, self.options.bench * len(engines)
+        return self.raced(engines, self.options.bench * len(engines))
+
+    def raced(self, engines: Sequence[_Engine], seconds: float) -> list[dict[str, Any] | None]:
+        """Latency rows of engines, the first of which is the baseline."""
+        target = engines[0].target
         done = self.steps.run(
             f"latency-{target.runtime}-{target.device}",
             "serving.bench:latency",
@@ -366,7 +426,7 @@ class _Run:
 
     def _proof(self, engine: _Engine, baseline: _Engine) -> dict[str, Any]:
         """What really runs in which precision, the engine against its simulation, and memory."""
-        if not self.data.evaluation:
+        if not self.data.evaluation or self.interrupted:
             return {"precision": None, "simulation_gap": None, "memory": None}
         tasks = {"precision": "serving.accuracy:precision", "memory": "serving.bench:memory"}
         if engine.model.facts.get("quantized"):

@@ -1,14 +1,25 @@
-"""The ladder: recipes tried from the cheapest up, until one keeps the accuracy budget."""
+"""The search for the fastest engine that keeps the accuracy budget, with as few evaluations as it takes.
+
+First the ladder of recipes that quantize everything. Where none of them keeps the budget, layers go back
+to float: `Laboratory.mixed` ranks sets of them by the error that they remove for the time that they cost,
+each inside the next, and bisection finds the first that is enough (about log2 of their number
+evaluations); then single layers are given back to the integers. Every candidate is judged by the paired
+comparison on the engine itself. The search can be cut at any moment; the best so far is its answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from compressor.recipe import Recipe
 
-__all__ = ["Rung", "climb"]
+__all__ = ["Found", "Laboratory", "Mix", "Rung", "search"]
+
+Cut = Literal["budget", "interrupt"]
+EXCHANGES = 3
+WORTH = 0.97  # a faster engine is tried if it is expected to take at most this share of the time
 
 
 @dataclass(frozen=True)
@@ -16,39 +27,200 @@ class Rung:
     """A recipe that was tried: its comparison with the baseline, and what the pipeline keeps of it.
 
     `comparison` has "drop" ({"value", "verdict", ...} or None) and "agreement" ({"sqnr_db", ...}).
+    `partial`: judged on a subset of the samples only, which was enough to reject it. `ms` is the time to
+    expect of the engine from profiles, `speed` its measured speed against the float engine.
     """
 
     recipe: Recipe
     comparison: dict[str, Any]
     engine: Any
     seconds: float
+    partial: bool = False
+    ms: float | None = None
+    speed: float | None = None
+
+    @property
+    def drop(self) -> dict[str, Any]:
+        """The paired drop, empty where there is none."""
+        return self.comparison.get("drop") or {}
 
     @property
     def verdict(self) -> str | None:
         """`kept`, `broken`, `undecided`, or None without a budget or labels."""
-        drop = self.comparison.get("drop") or {}
-        return drop.get("verdict")
+        return self.drop.get("verdict")
 
-    @property
-    def rank(self) -> tuple[bool, float, float]:
-        """Larger is better: budget not broken, then small drop, then high SQNR."""
-        drop = self.comparison.get("drop") or {}
+    def fits(self, max_drop: float | None) -> bool:
+        """Whether the budget is kept, or not known to be broken with an estimate inside it."""
+        if max_drop is None or self.verdict is None:
+            return True
+        return self.verdict == "kept" or (self.verdict == "undecided" and self.drop["value"] <= max_drop)
+
+    def rank(self, max_drop: float | None) -> tuple[float, ...]:
+        """Larger is better: inside the budget, fast, not broken, proven, small drop, high SQNR."""
         sqnr = (self.comparison.get("agreement") or {}).get("sqnr_db") or 0.0
-        return (self.verdict != "broken", -drop.get("value", 0.0), sqnr)
+        fast = (self.speed or 0.0, -(self.ms or 0.0)) if self.fits(max_drop) else (-1.0, 0.0)
+        certain = (self.verdict != "broken", self.verdict == "kept")
+        return (*fast, *certain, -self.drop.get("value", 0.0), sqnr)
 
 
-def climb(
-    recipes: Sequence[Recipe], attempt: Callable[[Recipe], Rung], max_drop: float | None
-) -> tuple[Rung, list[Rung]]:
-    """Try `recipes` in turn; the first whose drop is known to be kept is chosen.
+@dataclass(frozen=True)
+class Mix:
+    """A recipe that leaves layers in float, and the time to expect of its engine (ms)."""
 
-    Without a budget the first one is taken. If none is kept, the best of them is chosen: one whose drop
-    is undecided before one that is broken, then the smaller drop, then the higher SQNR.
+    recipe: Recipe
+    ms: float
+
+
+class Laboratory(Protocol):
+    """Makes and measures candidates."""
+
+    def attempt(self, recipe: Recipe, ms: float | None = None, *, early: bool) -> Rung:
+        """Make an engine and judge it; `early`: reject it on a subset if that is enough."""
+
+    def mixed(self, rung: Rung) -> tuple[list[Mix], float]:
+        """Nested mixes of a rung's recipe, the fastest first, and the time of the rung itself (ms)."""
+
+    def reduced(self, rung: Rung) -> list[Mix]:
+        """Mixes with one layer less in float that should be faster, the most promising first."""
+
+    def race(self, rungs: Sequence[Rung]) -> list[float]:
+        """Measured speeds of engines against the float engine."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The chosen rung, all that were tried in order, and what cut the search short."""
+
+    chosen: Rung
+    tried: list[Rung]
+    cut: Cut | None = None
+
+
+class _Cut(Exception):  # noqa: N818 - a signal, not an error
+    """The time is used up."""
+
+
+def search(
+    recipes: Sequence[Recipe],
+    laboratory: Laboratory,
+    max_drop: float | None,
+    *,
+    mixes: bool = False,
+    timed: bool = False,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> Found:
+    """Climb `recipes` from the cheapest up, then mix in float where that is needed or pays.
+
+    Without a budget the first recipe is taken. `mixes`: layers may stay float. `timed`: speed counts, so a
+    mix that is expected to be faster is tried as well. The search ends when `out_of_time` says so or when it
+    is interrupted, if a candidate is complete by then; a first candidate is always finished.
     """
-    tried: list[Rung] = []
-    for recipe in recipes:
-        rung = attempt(recipe)
-        tried.append(rung)
-        if max_drop is None or rung.verdict in ("kept", None):
-            return rung, tried
-    return max(tried, key=lambda rung: rung.rank), tried
+    return _Search(recipes, laboratory, max_drop, mixes, timed, out_of_time).run()
+
+
+@dataclass
+class _Search:
+    recipes: Sequence[Recipe]
+    laboratory: Laboratory
+    max_drop: float | None
+    mixes: bool
+    timed: bool
+    out_of_time: Callable[[], bool]
+    tried: list[Rung] = field(default_factory=list)
+
+    def run(self) -> Found:
+        cut: Cut | None = None
+        try:
+            self._climb()
+            if self.mixes:
+                self._mix()
+        except _Cut:
+            cut = "budget"
+        except KeyboardInterrupt:
+            if not any(not rung.partial for rung in self.tried):
+                raise
+            cut = "interrupt"
+        return Found(self._complete(cut), self.tried, cut)
+
+    def _attempt(self, recipe: Recipe, ms: float | None = None) -> Rung:
+        if self.tried and self.out_of_time():
+            raise _Cut
+        rung = self.laboratory.attempt(recipe, ms, early=self.max_drop is not None)
+        self.tried.append(rung)
+        return rung
+
+    def _best(self) -> Rung:
+        return max(self.tried, key=lambda rung: rung.rank(self.max_drop))
+
+    def _complete(self, cut: Cut | None) -> Rung:
+        """The best rung, judged on all samples."""
+        best = self._best()
+        if best.partial and cut == "interrupt":
+            whole = [rung for rung in self.tried if not rung.partial]
+            return max(whole, key=lambda rung: rung.rank(self.max_drop))
+        if best.partial:
+            self.tried[self.tried.index(best)] = best = self.laboratory.attempt(
+                best.recipe, best.ms, early=False
+            )
+        return best
+
+    def _climb(self) -> None:
+        """Go on until one is kept, or one is inside the budget and the next is no better."""
+        for recipe in self.recipes:
+            inside = bool(self.tried) and self._best().fits(self.max_drop)
+            rung = self._attempt(recipe)
+            if self.max_drop is None or rung.verdict in ("kept", None):
+                return
+            if inside and self._best() is not rung:
+                return
+
+    def _mix(self) -> None:
+        """Layers in float: as many as the budget takes; otherwise those that are slower in integers."""
+        base = self._best()
+        fits = base.fits(self.max_drop)
+        if fits and not self.timed:
+            return
+        mixes, ms = self.laboratory.mixed(base)
+        mixes = [mix for mix in mixes if mix.recipe.steps != base.recipe.steps]
+        if fits:
+            self._faster(base, mixes, ms)
+        elif mixes:
+            self._bisect(mixes)
+
+    def _faster(self, base: Rung, mixes: list[Mix], ms: float) -> None:
+        if mixes and mixes[0].ms <= WORTH * ms:
+            rung = self._attempt(mixes[0].recipe, mixes[0].ms)
+            if rung.fits(self.max_drop):
+                self._race([base, rung])
+
+    def _race(self, rungs: list[Rung]) -> None:
+        speeds = self.laboratory.race(rungs)
+        for rung, speed in zip(rungs, speeds, strict=True):
+            self.tried[self.tried.index(rung)] = replace(rung, speed=speed)
+
+    def _bisect(self, mixes: list[Mix]) -> None:
+        """The first mix inside the budget: drops are taken to fall along the ranking."""
+        low, high = 0, len(mixes)
+        found: Rung | None = None
+        while low < high:
+            middle = (low + high) // 2
+            rung = self._attempt(mixes[middle].recipe, mixes[middle].ms)
+            if rung.fits(self.max_drop):
+                high, found = middle, rung
+            else:
+                low = middle + 1
+        if found:
+            self._exchange(found)
+
+    def _exchange(self, found: Rung) -> None:
+        """Give single layers back to the integers while the budget takes it."""
+        left = EXCHANGES
+        while left and (mixes := self.laboratory.reduced(found)):
+            for mix in mixes[:left]:
+                left -= 1
+                rung = self._attempt(mix.recipe, mix.ms)
+                if rung.fits(self.max_drop):
+                    found = rung
+                    break
+            else:
+                return

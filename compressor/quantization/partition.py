@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from compressor.quantization.minimum_cut import Network
 
-__all__ = ["Choice", "Node", "Problem", "chain"]
+__all__ = ["Choice", "Node", "Problem", "chain", "costs"]
 
 _ALWAYS = 1e12  # a capacity that no cut pays
 Floats = frozenset[str]
@@ -83,7 +84,7 @@ def chain(problem: Problem) -> list[Choice]:
     first, last = _cheapest(problem, 0.0), frozenset(node.name for node in problem.nodes)
     corners = [first, *_between(problem, first, last), last]
     found = [first]
-    for low, high in zip(corners, corners[1:], strict=False):
+    for low, high in pairwise(corners):
         found += _one_by_one(problem, low, high)
     choices = [Choice(_layers(problem, floats), *_costs(problem, floats)) for floats in found]
     kept = choices[-1:]
@@ -91,6 +92,13 @@ def chain(problem: Problem) -> list[Choice]:
         if choice.ms < kept[-1].ms and len(choice.exclude) < len(kept[-1].exclude):
             kept.append(choice)
     return kept[::-1]
+
+
+def costs(problem: Problem, exclude: Sequence[str]) -> tuple[float, float]:
+    """Time (ms) and error with the layers `exclude` in float; free nodes follow what they read."""
+    return _costs(
+        problem, _closed(problem, frozenset(exclude), frozenset(node.name for node in problem.nodes))
+    )
 
 
 def _layers(problem: Problem, floats: Floats) -> tuple[str, ...]:
@@ -163,7 +171,7 @@ def _costs(problem: Problem, floats: Floats) -> tuple[float, float]:
 
 
 def _cheapest(problem: Problem, price: float) -> Floats:
-    """The nodes in float where an error of 1 costs `price` ms: a minimum cut; integers are the source's side."""
+    """The nodes in float where an error of 1 costs `price` ms: a minimum cut; integers are the source."""
     network = Network()
     numbers: dict[str, int] = {}
     for node in problem.nodes:

@@ -121,7 +121,8 @@ class Simulator:
                 noise[place] += np.square(difference).sum()
                 signal[place] += np.square(known).sum()
         some = signal > 0
-        return float(np.minimum(noise[some] / signal[some], _WORST).mean()) if some.any() else 0.0
+        found = np.nan_to_num(noise[some] / signal[some], nan=_WORST, posinf=_WORST)
+        return float(np.minimum(found, _WORST).mean()) if some.any() else 0.0
 
     def _run(self, batch: Mapping[str, Array], on: Sequence[int]) -> list[Array]:
         switches = np.zeros(max(1, len(self.edges)), bool)

@@ -30,7 +30,7 @@ def summary(kernels: Sequence[Kernel], islands: Sequence[dict[str, Any]]) -> dic
     """Shares of compute and time; `islands` are the float kernels of a quantized engine and their reasons.
 
     Returns {"share_int8": 0..1 of all MACs, "share_by_type": {type: share}, "macs", "operators":
-    [{"name", "op", "type", "macs", "share", "time_share"}] in order of execution, "float_islands":
+    [{"name", "op", "type", "macs", "share", "time_share", "microseconds"}] in order of execution, "float_islands":
     [{"name", "op", "macs", "share", "reason"}], "fused_integer_ops", "time_share_conversion"}.
     Without any MACs the shares are null.
     """
@@ -59,4 +59,5 @@ def _row(kernel: Kernel, total: int, time: float) -> dict[str, Any]:
         "macs": kernel.macs,
         "share": kernel.macs / total if total else 0.0,
         "time_share": kernel.microseconds / time if time else 0.0,
+        "microseconds": kernel.microseconds,
     }

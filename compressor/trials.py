@@ -1,0 +1,219 @@
+"""The search's laboratory for one target: candidates as stored steps, kept in a ledger when judged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from compressor.intake import Data
+from compressor.options import Options
+from compressor.recipe import Recipe, Step
+from compressor.search import Mix, Rung
+from compressor.steps import Steps
+from compressor.store import usable
+from compressor.target import Target
+
+__all__ = ["Ledger", "Maker", "Trials"]
+
+SUBSET = 256  # samples on which a hopeless candidate is rejected
+_SHARE = 4  # the evaluation set must be that many times as large
+_NAMED = 6  # layers that a recipe's words name
+
+
+class Maker(Protocol):
+    """What the pipeline does for a candidate."""
+
+    def built(self, recipe: Recipe, target: Target) -> Any:
+        """An exported engine."""
+
+    def ran(self, engine: Any, data: dict[str, Any] | None, key: Sequence[str]) -> Any:
+        """The engine with its outputs over `data`."""
+
+    def compared(self, baseline: Any, engine: Any) -> dict[str, Any]:
+        """Metric, drop and agreement."""
+
+    def raced(self, engines: Sequence[Any], seconds: float) -> list[dict[str, Any] | None]:
+        """Latency rows of engines, the first of which is the baseline."""
+
+
+@dataclass
+class Ledger:
+    """Every candidate as a line of JSON, on disk as soon as it is judged; a run begins it anew."""
+
+    path: Path | None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.path:
+            with usable(self.path):
+                self.path.write_text("")
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row, whole."""
+        self.rows.append(row)
+        if self.path:
+            with usable(self.path), self.path.open("a") as file:
+                file.write(json.dumps(row, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+
+@dataclass
+class Trials:
+    """Makes, runs and judges candidates against `baseline`, whose engine was run over all samples."""
+
+    maker: Maker
+    steps: Steps
+    options: Options
+    data: Data
+    target: Target
+    baseline: Any
+    ledger: Ledger
+    _small: Any = None
+    _given: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def attempt(self, recipe: Recipe, ms: float | None = None, *, early: bool) -> Rung:
+        """Make an engine and judge it; with `early`, on a subset first, which may be enough to reject it."""
+        first = len(self.steps.records)
+        engine = self.maker.built(recipe, self.target)
+        small = early and self._rejected(engine)
+        if small:
+            comparison = small
+        else:
+            engine = self.maker.ran(engine, self.data.evaluation, self._key())
+            comparison = self.maker.compared(self.baseline, engine)
+        costs = self.steps.records[first:]
+        seconds = sum(record["seconds"] for record in costs)
+        rung = Rung(recipe, comparison, engine, seconds, bool(small), ms)
+        self.ledger.add(_row(self.target, rung, sum(record["cpu_seconds"] or 0 for record in costs)))
+        return rung
+
+    def _key(self) -> list[str]:
+        return self.data.key("evaluation") if self.data.evaluation else []
+
+    def _rejected(self, engine: Any) -> dict[str, Any] | None:
+        """The comparison on a subset, if the budget is surely broken there."""
+        whole = self.data.evaluation
+        if self.steps.planning or not whole or whole["n"] < _SHARE * SUBSET:
+            return None
+        drawn = self.steps.run(
+            "subset",
+            "compressor.data._subset:subset",
+            {"n": SUBSET, "seed": self.options.seed},
+            unkeyed={"indices": whole["indices"]},
+            after=self._key(),
+        )
+        data = {**whole, "indices": drawn.path(drawn.value["file"]), "n": drawn.value["n"]}
+        self._small = self._small or self.maker.ran(self.baseline, data, [drawn.key])
+        comparison = self.maker.compared(self._small, self.maker.ran(engine, data, [drawn.key]))
+        broken = (comparison.get("drop") or {}).get("verdict") == "broken"
+        return comparison if broken else None
+
+    # ---------------------------------------------------------------- mixed precision
+
+    def mixed(self, rung: Rung) -> tuple[list[Mix], float]:
+        """Mixes of a rung's recipe, from sensitivities and profiles; none where it does not quantize."""
+        step = rung.recipe.steps[-1] if rung.recipe.steps else None
+        if step is None or step.stage != "quantize" or not rung.engine.model.facts.get("quantized"):
+            return [], 0.0
+        self._given = self._measured(rung, step)
+        found = self.steps.run(
+            "mixes", "compressor.quantization.mixed:choices", {}, fresh=True, unkeyed=self._given
+        )
+        mixes = [_mix(rung.recipe, choice) for choice in found.value["choices"]]
+        return mixes, float(found.value["integer_ms"])
+
+    def reduced(self, rung: Rung) -> list[Mix]:
+        """Mixes with one layer less in float."""
+        layers = rung.recipe.steps[-1].parameters.get("exclude", [])
+        found = self.steps.run(
+            "mixes",
+            "compressor.quantization.mixed:reduced",
+            {},
+            fresh=True,
+            unkeyed={**self._given, "layers": layers},
+        )
+        return [_mix(rung.recipe, choice) for choice in found.value["choices"]]
+
+    def _measured(self, rung: Rung, step: Step) -> dict[str, Any]:
+        """Arguments of the tasks that choose: what the layers cost in error and in time."""
+        engine = rung.engine
+        model, quantized = self.baseline.model.json(), engine.model.json()
+        sensitivity: dict[str, Any] = {"weights": {}, "activations": {}}
+        if not rung.fits(self.options.max_drop):
+            sensitivity = self.steps.run(
+                "sensitivity",
+                "compressor.quantization.sensitivity:sensitivity",
+                {},
+                unkeyed={"model": model, "quantized": quantized, "data": self.data.calibration},
+                after=[engine.exported.key, *self.data.key("calibration")],
+                what="the error that each quantized tensor alone brings in",
+            ).value
+        return {
+            "model": model,
+            "quantized": quantized,
+            "scheme": step.parameters["scheme"],
+            "exclude": step.parameters.get("exclude"),
+            "sensitivity": sensitivity,
+            "floats": self._profiled(self.baseline),
+            "integers": self._profiled(engine),
+        }
+
+    def _profiled(self, engine: Any) -> list[dict[str, Any]]:
+        done = self.steps.run(
+            "profile",
+            "serving.profile:profile",
+            {
+                "runtime": self.target.runtime,
+                "device": self.target.device,
+                "threads": self.options.threads,
+            },
+            unkeyed={"engine": engine.path, "data": self.data.evaluation},
+            after=[engine.exported.key, *self._key()],
+            measured=True,
+            what="the time of each layer",
+        )
+        return list(done.value["kernels"])
+
+    def race(self, rungs: Sequence[Rung]) -> list[float]:
+        """Measured speeds against the float engine, from a quarter of the time of the final measurement."""
+        engines = [self.baseline, *(rung.engine for rung in rungs)]
+        rows = self.maker.raced(engines, max(1.0, self.options.bench / 4) * len(engines))
+        return [row["ratio_to_baseline"]["value"] if row else 1.0 for row in rows[1:]]
+
+
+def _mix(recipe: Recipe, choice: dict[str, Any]) -> Mix:
+    """A recipe that leaves the layers of a choice in float."""
+    *before, last = recipe.steps
+    base = recipe.name.partition("+")[0]
+    layers = choice["exclude"]
+    parameters = {key: value for key, value in last.parameters.items() if key != "exclude"}
+    if layers:
+        parameters["exclude"] = layers
+    named = ", ".join(layers[:_NAMED]) + (f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else "")
+    what = f"{base} with {len(layers)} operator{'s' * (len(layers) != 1)} in float: {named}"
+    made = Recipe(f"{base}+float{len(layers)}", (*before, Step(last.stage, parameters)), what)
+    return Mix(made, choice["ms"])
+
+
+def _row(target: Target, rung: Rung, cpu_seconds: float) -> dict[str, Any]:
+    """A candidate as the ledger keeps it."""
+    agreement = rung.comparison.get("agreement") or {}
+    return {
+        "target": str(target),
+        "name": rung.recipe.name,
+        "recipe": rung.recipe.json(),
+        "metric": rung.comparison.get("metric"),
+        "drop": rung.comparison.get("drop"),
+        "verdict": rung.verdict,
+        "partial": rung.partial,
+        "sqnr_db": agreement.get("sqnr_db"),
+        "top1_agreement": agreement.get("top1"),
+        "expected_ms": rung.ms,
+        "seconds": round(rung.seconds, 3),
+        "cpu_seconds": round(cpu_seconds, 3),
+    }
