@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor import events
+from compressor import events, onnx_files
 from compressor.errors import UnsupportedError, UsageError
 from compressor.model import Model
 from compressor.stages import _outcome
@@ -76,19 +76,30 @@ def run(
         types = " and ".join(half.HALVES)
         raise UsageError(f"cast to {to}, compute {compute}: types are {types}, compute is that or float32")
     source, kind = Model.of(model), half.HALVES[to]
-    prepared = graph.prepare(source.path)
-    _outcome.check_names(View(prepared), exclude or [])
+    as_it_is = _constants_lifted(source.path)
     facts: dict[str, Any] = {"to": to, "compute": compute or to, "islands": []}
-    if compute != "float32" and not graph.already_quantized(prepared):
+    if compute != "float32" and not graph.already_quantized(as_it_is) and not source.facts.get("stored"):
+        prepared = graph.prepare(source.path)
+        _outcome.check_names(View(prepared), exclude or [])
         try:
             facts |= _halve(prepared, kind, ranges, exclude or [])
             return _delivered(source, folder, prepared, facts, device)
         except UnsupportedError as error:
             events.warn(f"{to} cannot be computed with on {device}, only the weights are {to}: {error}")
-            prepared = graph.prepare(source.path)
     facts |= {"compute": "float32", "islands": []}
-    facts["halved"], facts["float_constants"] = half.store_half(prepared, kind)
-    return _delivered(source, folder, prepared, facts, device)
+    facts["halved"], facts["float_constants"] = half.store_half(as_it_is, kind)
+    return _delivered(source, folder, as_it_is, facts, device)
+
+
+def _constants_lifted(path: Path) -> ModelProto:
+    """The graph with all constants as initializers, else unchanged: weights stored in integers stay so."""
+    from compressor.quantization import constants, versions
+
+    model = onnx_files.read(path)
+    onnx_files.tidy(model)
+    versions.upgrade(model, path)
+    constants.lift_constants(model)
+    return model
 
 
 def _delivered(

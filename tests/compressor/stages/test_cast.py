@@ -214,6 +214,25 @@ def test_types_without_kernels_are_only_stored_and_said(
     assert np.isfinite(answer(tmp_path / "out/model.onnx", sequences)).all()
 
 
+def test_weights_that_are_stored_in_integers_stay_so(
+    net: Path, tmp_path: Path, answer: Callable[..., Any], sqnr: Callable[..., float]
+) -> None:
+    from compressor import onnx_files
+    from compressor.model import Model
+    from compressor.stages import weight_only
+
+    specs = onnx_files.specs(onnx_files.read(net / "net.onnx"))
+    model = Model("onnx", net / "net.onnx", *specs, "0" * 64, 0, "onnx").json()
+    (tmp_path / "eight").mkdir()
+    found = weight_only.run(model, str(tmp_path / "eight"), bits=8)
+    stored = {**found, "path": str(tmp_path / "eight/model.onnx")}
+    facts, graph = run(stored, tmp_path / "out", to="float16")
+    assert facts["compute"] == "float32"
+    assert {onnx.TensorProto.INT8, HALF} <= {item.data_type for item in graph.graph.initializer}
+    feeds = {"image": np.load(net / "data.npz")["x"]}
+    assert sqnr(answer(net / "net.onnx", feeds), answer(tmp_path / "out/model.onnx", feeds)) > 30
+
+
 def test_nothing_to_cast_is_said(model_of: Callable[..., Json], tmp_path: Path) -> None:
     facts, _ = run(
         model_of([("Relu", "x", "y")], {"x": ["n", 4]}, ["y"], {}), tmp_path / "out", compute="float32"
