@@ -21,8 +21,9 @@ Kernels = Sequence[Mapping[str, Any]]
 _SUFFIX = re.compile(r"(_nchwc|_nhwc|_token_\d+|/duplicated|_per_channel|_quant|/[A-Za-z]+)$")
 _PAIR = re.compile(r"_(de)?quantized$")
 _KERNELS = 3  # what a crossing costs: quantize or dequantize, transpose, reorder
-_LEAST = 0.002  # ms that any kernel takes
-_RATE = 1e-7  # ms for each element
+_LEAST = 0.003  # ms that any kernel takes
+_RATE = 1e-7  # ms for each element, where no large enough conversion was seen
+_LARGE = 50_000  # elements from which on a conversion tells of the time for each
 
 
 def choices(folder: str, **given: Any) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _conversions(view: View, integers: Kernels) -> dict[str, float]:
         max(0.0, kernel["ms"] - _LEAST) / sizes[name]
         for kernel in integers
         if kernel["op"] in ("QuantizeLinear", "DequantizeLinear")
-        and (name := _PAIR.sub("", _plain(kernel["name"]))) in sizes
+        and sizes.get(name := _PAIR.sub("", _plain(kernel["name"])), 0) >= _LARGE
     ]
     rate = max([_RATE, *rates])
     return {name: _KERNELS * (_LEAST + rate * size) for name, size in sizes.items()}
