@@ -7,7 +7,6 @@ step (`compressor.steps`), so the same command goes on where it stopped.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from compressor.recipe import Recipe
 from compressor.report import Report
 from compressor.search import Found, Rung, search
 from compressor.steps import Done, Planned, Steps
-from compressor.store import Store
+from compressor.store import STEPS, Store, claim
 from compressor.target import Target
 from compressor.trials import Ledger, Trials
 
@@ -65,7 +64,7 @@ def plan(options: Options, on_event: Listener | None = None) -> list[Planned]:
     """The steps that `run` would take, and which of them are stored; writes nothing that stays."""
     job = _Run(options, on_event)
     with tempfile.TemporaryDirectory() as scratch:
-        store = Store(options.folder / "steps", scratch=Path(scratch))
+        store = Store(options.folder / STEPS, scratch=Path(scratch))
         steps = Steps(store, planning=True, on_event=on_event)
         job.engines(steps)
     return steps.plan
@@ -73,23 +72,20 @@ def plan(options: Options, on_event: Listener | None = None) -> list[Planned]:
 
 @contextmanager
 def _workplace(options: Options) -> Iterator[Store]:
-    """The locked store; a folder that this run made is removed if the request turns out to be wrong."""
-    folder, file = options.folder, options.engine_file
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"--out {folder}: a file is there, but a folder is needed; choose another --out")
+    """The locked store; what was made for it goes again if the request turns out to be wrong."""
+    file = options.engine_file
     if file and (file.is_dir() or not file.absolute().parent.is_dir()):
         what = "is a folder" if file.is_dir() else f"there is no folder {file.absolute().parent}"
         raise StoreError(f"--out {file}: {what}; choose another --out")
-    made = not folder.exists()
-    store = Store(folder / "steps")
+    undo = claim(options.folder)
+    store = Store(options.folder / STEPS)
     try:
         with store.locked():
             yield store
     except (WorkerError, StoreError):
-        raise
+        raise  # what is finished serves the next try
     except CompressError:
-        if made:
-            shutil.rmtree(folder, ignore_errors=True)
+        undo()
         raise
 
 
@@ -120,10 +116,11 @@ class _Run:
         self.options = options
         self.interrupted = False
         self.ledger = Ledger(None)
+        _spare_inputs(options)
         if options.metric:
             metrics.check(options.metric)
-        if options.scheme:
-            scheme.named(options.scheme)
+        if options.scheme and options.scheme not in scheme.SCHEMES:
+            raise UsageError(f"--scheme {options.scheme}: unknown; known are {', '.join(scheme.SCHEMES)}")
         self.recipe = Recipe.read(Path(options.recipe)) if options.recipe else None
         self.targets, self.skipped = resolve(options, self._obstacle)
         self.ladders = {target: self._ladder(target) for target in self.targets}
@@ -143,6 +140,7 @@ class _Run:
         """The recipes that are tried for a target; raises `UnsupportedError` if there is none."""
         runtime, device = str(target.runtime), str(target.device)
         if self.recipe:
+            _suits(self.recipe, target)
             return (self.recipe,)
         name = ""
         if presets.schemed(target):
@@ -176,7 +174,7 @@ class _Run:
     def _converted(self) -> tuple[Model, str]:
         """The model in ONNX form, and the key of the step that made it."""
         model = self.source
-        source = str(model.facts.get("digest") or model.sha256)
+        source = str(model.facts["digest"])
         if model.form == "onnx":
             return model, source
         done = self.steps.run(
@@ -264,6 +262,13 @@ class _Run:
         if wanted == "required" or (wanted == "optional" and self.data.calibration):
             ranges = self._calibrated(stage, parameters, model, key)
             unkeyed["ranges"], after = str(ranges.folder), [ranges.key]
+        wants = _needs(stage, parameters)
+        if "moments" in wants:
+            moments = self._moments(stage, parameters, model, key)
+            unkeyed["moments"] = str(moments.folder)
+            after.append(moments.key)
+        if "data" in wants:
+            unkeyed["data"] = self.data.calibration
         done = self.steps.run(
             stage,
             f"compressor.stages.{stage}:run",
@@ -293,6 +298,19 @@ class _Run:
             what=f"{n} samples through the float graph",
         )
 
+    def _moments(self, stage: str, parameters: dict[str, Any], model: Model, key: str) -> Done:
+        """Means and correlations of what the layers read, for corrections of their weights and biases."""
+        return self.steps.run(
+            "moments",
+            f"compressor.stages.{stage}:moments",
+            {"scheme": parameters["scheme"]},
+            unkeyed={"model": model.json(), "data": self.data.calibration},
+            after=[key, *self.data.key("calibration")],
+            expected={},
+            estimate=self._pass_seconds(128, 4.0),
+            what="means and correlations of the layers' inputs",
+        )
+
     def _exported(self, model: Model, key: str, target: Target, recipe: Recipe) -> _Engine:
         """The engine's file."""
         exported = self.steps.run(
@@ -316,7 +334,7 @@ class _Run:
             "serving.accuracy:run_engine",
             {"runtime": target.runtime, "device": target.device},
             unkeyed={"engine": engine.path, "data": data, "threads": _cores()},
-            after=[engine.exported.key, *key],
+            after=[engine.exported.key, *key, f"batch {data['batch']}"],
             measured=True,
             expected={},
             estimate=self._pass_seconds(n, 1.0),
@@ -341,6 +359,7 @@ class _Run:
             fresh=True,  # a metric may be the user's own code
             expected={},
             estimate=1.0,
+            what=str(engine.target),
         )
         return dict(done.value)
 
@@ -447,6 +466,7 @@ class _Run:
                 fresh=name == "memory",
                 expected={},
                 estimate=2.0,
+                what=str(engine.target),
             ).value
         return values
 
@@ -485,10 +505,39 @@ def _row(
     }
 
 
+def _spare_inputs(options: Options) -> None:
+    """Refuse an --out that would write over what the run reads."""
+    wanted = options.engine_file
+    if not (wanted and wanted.exists()):
+        return
+    sources = (options.model, options.data, options.calib_data, options.eval_data, options.recipe)
+    for source in filter(None, sources):
+        if Path(source).exists() and wanted.samefile(source):
+            raise UsageError(f"--out {wanted} is what the run reads ({source}); choose another --out")
+
+
+_MADE_BY = {"int8": "quantize", "int8-dynamic": "dynamic", "int8-weight": "weight_only", "int4": "weight_only"}
+
+
+def _suits(recipe: Recipe, target: Target) -> None:
+    """Refuse a recipe that cannot make the precision of a target."""
+    needed = _MADE_BY.get(target.precision)
+    if needed and needed not in [step.stage for step in recipe.steps]:
+        raise UsageError(
+            f"recipe {recipe.name}: no step '{needed}', so it cannot make {target}; add it or ask for fp32"
+        )
+
+
 def _calibration(stage: str, parameters: dict[str, Any]) -> str:
     """Whether a stage needs data to calibrate from: required, optional or none."""
     wanted = getattr(plugins.module("stages", stage), "calibration", None)
     return str(wanted(parameters)) if wanted else "none"
+
+
+def _needs(stage: str, parameters: dict[str, Any]) -> set[str]:
+    """What a stage takes beyond its ranges."""
+    wanted = getattr(plugins.module("stages", stage), "needs", None)
+    return set(wanted(parameters)) if wanted else set()
 
 
 def _rung(target: Target, rung: Rung, chosen: bool) -> dict[str, Any]:

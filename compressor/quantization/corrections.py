@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,9 @@ from compressor.quantization import bias_correction, pairs, rounding, weight_mse
 from compressor.quantization.layers import Use
 from compressor.quantization.moments import Moments
 
-__all__ = ["Corrections", "RowQuantizer"]
+__all__ = ["BIASES", "ROUNDINGS", "WEIGHTS", "Corrections", "RowQuantizer"]
+
+WEIGHTS, ROUNDINGS, BIASES = ("minmax", "mse"), ("nearest", "gptq"), ("fast", "full")
 
 Floats = NDArray[np.float64]
 RowQuantizer = Callable[[NDArray[Any], Floats, int | None], tuple[NDArray[np.int8], NDArray[np.float32]]]
@@ -21,13 +23,13 @@ RowQuantizer = Callable[[NDArray[Any], Floats, int | None], tuple[NDArray[np.int
 
 @dataclass(frozen=True)
 class Corrections:
-    """How weights are rounded and whether biases make good for it.
+    """How weights are scaled (`WEIGHTS`) and rounded (`ROUNDINGS`), and whether biases make good for it.
 
     `moments` are known by a weight use's node; layers without any are rounded to nearest.
     """
 
-    weights: Literal["minmax", "mse"] = "minmax"
-    rounding: Literal["nearest", "gptq"] = "nearest"
+    weights: str = "minmax"
+    rounding: str = "nearest"
     bias: bool = False
     moments: Mapping[str, Moments] = field(default_factory=dict)
 

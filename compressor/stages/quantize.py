@@ -1,9 +1,9 @@
-"""Post-training static quantization of an ONNX model: calibrate, place pairs, write the Q/DQ graph."""
+"""Post-training static quantization of an ONNX model: place pairs, correct, write the Q/DQ graph."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,15 @@ from compressor.model import Model
 from compressor.store import file_digest
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from compressor.quantization.corrections import Corrections
     from compressor.quantization.placement import Placement
     from compressor.quantization.view import View
 
-__all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "run"]
+__all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "moments", "needs", "run"]
 
-VERSION = 2
+VERSION = 3
 FORM = "onnx"
 _LARGEST = 1e30  # a range beyond this is a mask or an overflow, not a signal
 
@@ -29,11 +32,40 @@ def calibration(parameters: dict[str, Any]) -> str:
     return "required"
 
 
+def needs(parameters: dict[str, Any]) -> set[str]:
+    """What `run` takes beyond ranges: "moments" (the folder of that task), "data" (a reference)."""
+    bias = parameters.get("bias_correction")
+    wanted = {"moments"} if bias or parameters.get("rounding", "nearest") != "nearest" else set()
+    return wanted | ({"data"} if bias == "full" else set())
+
+
 def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: str) -> dict[str, Any]:
     """The task: observe the activations that `run` will quantize (see `quantization.calibrate`)."""
     from compressor.quantization import calibrate
 
     return calibrate.calibrate(model, data, scheme, folder)
+
+
+def moments(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: str) -> dict[str, Any]:
+    """The task: what corrections need to know of the inputs of all layers; writes `moments.npz`.
+
+    It takes seconds to a minute and starts anew if it was killed. Returns how many `layers` that are.
+    """
+    from compressor.data import stream
+    from compressor.quantization import graph
+    from compressor.quantization import moments as gathering
+    from compressor.quantization.layers import weight_uses
+    from compressor.quantization.scheme import named
+    from compressor.quantization.view import View
+
+    prepared = graph.prepare(Path(model["path"]))
+    if graph.already_quantized(prepared):
+        return {"layers": 0}
+    uses = list(weight_uses(View(prepared), named(scheme)))
+    batches = ((batch.indices, batch.inputs) for batch in stream(data))
+    found = gathering.gather(prepared, uses, batches, Path(folder))
+    gathering.save(found, Path(folder))
+    return {"layers": len(found)}
 
 
 def diagnose(
@@ -52,24 +84,37 @@ def run(
     scheme: str,
     observer: str = "minmax",
     exclude: list[str] | None = None,
+    weights: str = "minmax",
+    rounding: str = "nearest",
+    bias_correction: str | None = None,
+    moments: str | None = None,
+    data: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The task: quantize an ONNX model to int8 with the ranges that `calibrate` left in the folder `ranges`.
 
-    `exclude` names nodes to be left in float. The facts of the model that is given back hold `scheme`,
-    `observer`, `quantized` (operators with an integer kernel), `stored` (float operators whose weights are
-    stored as int8), `tensors` (activations with a pair) and `float` (name, op and reason of every compute
-    operator left in float). A model that is quantized already, or has nothing to quantize, is given back
-    unchanged with `quantized` 0 and a `reason`, which is also a warning.
+    `exclude` names nodes to be left in float. `weights` chooses the scales of weights, minmax or mse;
+    `rounding` is nearest or gptq, which chooses the scales itself; `bias_correction` is None, fast or full.
+    gptq and corrections need the folder that the task `moments` wrote, full correction also `data`. The
+    facts of the model that is given back hold these choices, `scheme`, `quantized` (operators with an integer
+    kernel), `stored` (float operators whose weights are stored as int8), `tensors` (activations with a pair)
+    and `float` (name, op and reason of every compute operator left in float). A model that is quantized
+    already, or has nothing to quantize, is given back unchanged with `quantized` 0 and a `reason`, which is
+    also a warning.
     """
     from compressor.quantization import calibrate, graph, placement, qdq
+    from compressor.quantization.bias_correction import add_biases
     from compressor.quantization.scheme import named
     from compressor.quantization.view import View
 
     source, chosen = Model.of(model), named(scheme)
-    facts: dict[str, Any] = {"scheme": scheme, "observer": observer}
+    corrections = _corrections(weights, rounding, bias_correction, moments)
+    facts: dict[str, Any] = {"scheme": scheme, "observer": observer, "weights": weights}
+    facts |= {"rounding": rounding, "bias_correction": bias_correction}
     prepared = graph.prepare(source.path)
     if graph.already_quantized(prepared):
         return _unchanged(source, folder, facts, "already quantized: the model holds quantization operators")
+    if bias_correction:
+        add_biases(prepared)
     view = View(prepared)
     _check_names(view, exclude or [])
     roots = placement.place(view, chosen).pairs
@@ -83,8 +128,43 @@ def run(
     if not placed.integer:
         events.warn(f"no operator runs in int8, weights are only stored as int8: {_why(placed)}")
     known = {name: observed[root] for name, root in roots.items() if root in observed}
-    written = onnx_files.write(qdq.write(view, placed, known, chosen), Path(folder, "model.onnx"))
+    made = qdq.write(view, placed, known, chosen, corrections)
+    if bias_correction == "full":
+        _correct_fully(source, made, data, folder)
+    written = onnx_files.write(made, Path(folder, "model.onnx"))
     return _result(source, folder, {**onnx_files.facts(written), **facts})
+
+
+def _corrections(weights: str, rounding: str, bias: str | None, moments: str | None) -> Corrections:
+    """Raises `UsageError` for a choice that does not exist, or that lacks its moments."""
+    from compressor.quantization import corrections
+    from compressor.quantization import moments as gathering
+
+    known = {"weights": corrections.WEIGHTS, "rounding": corrections.ROUNDINGS}
+    known["bias_correction"] = corrections.BIASES
+    for name, value in (("weights", weights), ("rounding", rounding), ("bias_correction", bias)):
+        if value not in (*known[name], *([None] if name == "bias_correction" else [])):
+            raise UsageError(f"quantize: {name} '{value}' is unknown; known are {', '.join(known[name])}")
+    if needs({"rounding": rounding, "bias_correction": bias}) and moments is None:
+        raise UsageError("quantize: gptq rounding and bias correction need moments; gather them first")
+    found = gathering.load(Path(moments)) if moments else {}
+    return corrections.Corrections(weights, rounding, bias is not None, found)
+
+
+def _correct_fully(source: Model, made: ModelProto, data: dict[str, Any] | None, folder: str) -> None:
+    from compressor.data import stream
+    from compressor.quantization import full_bias_correction, graph
+    from compressor.quantization.bias_correction import add_biases
+
+    if data is None:
+        raise UsageError("quantize: full bias correction needs data; pass --data or --calib-data")
+    reference = graph.prepare(source.path)
+    add_biases(reference)
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        return ((batch.indices, batch.inputs) for batch in stream(data))
+
+    full_bias_correction.correct(reference, made, batches, Path(folder))
 
 
 def _unusable(
