@@ -60,14 +60,17 @@ def fix(model: ModelProto, findings: Sequence[Finding]) -> tuple[ModelProto, lis
 def lint_task(path: str, target: str, out: str | None = None) -> dict[str, Any]:
     """The task: findings in the file at `path`; with `out`, the mended file is written there.
 
-    Gives `findings`, and with `out` also `fixed` and the `rest` that is found in the new file. Raises
+    Gives `quantized` (whether there are integers at all), `findings`, and with `out` also `fixed` and the `rest` that is found in the new file. Raises
     `ModelFileError` for anything but an ONNX file.
     """
     from compressor import onnx_files
+    from compressor.quantization import graph
 
     model = _read(Path(path))
     found = lint(model, target)
-    answer: dict[str, Any] = {"path": path, "target": target, "findings": [item.json() for item in found]}
+    quantized = graph.already_quantized(model)
+    answer: dict[str, Any] = {"path": path, "target": target, "quantized": quantized}
+    answer["findings"] = [item.json() for item in found]
     if out is None:
         return answer
     mended, fixed = fix(model, [finding for finding in found if finding.mechanical])
@@ -99,7 +102,7 @@ def _finding(rule: Rule, hit: Hit, target: str) -> Finding:
     name = hit.tensor if node is None else node.name or next(iter(node.output), "")
     return Finding(
         rule.id, severity, rule.title, name, "" if node is None else node.op_type, hit.reason, rule.fix,
-        rule.source, rule.mend is not None, _key(hit),
+        rule.source, rule.promise, _key(hit),
     )  # fmt: skip
 
 

@@ -70,7 +70,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule at a node. `key`: the node's first output; `mechanical`: `fix` may be able to mend it."""
+    """A broken rule at a node. `key` is the node's first output.
+
+    `promise` says what a mechanical fix changes in the results; it is empty where there is no such fix.
+    """
 
     rule: str
     severity: Severity
@@ -80,11 +83,16 @@ class Finding:
     reason: str
     fix: str
     source: str
-    mechanical: bool = False
+    promise: str = ""
     key: str = field(default="", repr=False)
 
+    @property
+    def mechanical(self) -> bool:
+        """Whether `fix` may be able to mend it."""
+        return bool(self.promise)
+
     def json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "mechanical": self.mechanical}
 
 
 def everywhere(severity: Severity) -> dict[str, Severity | None]:

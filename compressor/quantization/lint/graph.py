@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -229,16 +229,16 @@ class QuantizedGraph(View):
 
     # edits
 
-    def insert_dequantizer(self, reader: NodeProto, codes: str, scale: str) -> str:
-        """A DequantizeLinear along axis 0 in front of `reader`, without zero point; gives its output."""
+    def insert(self, reader: NodeProto, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """A new node in front of `reader`, which is not changed; gives its output, `name` made unique."""
         from onnx import helper
 
-        output = self.new_name(f"{codes}_dequantized")
-        made = helper.make_node("DequantizeLinear", [codes, scale], [output], name=output, axis=0)
+        output = self.new_name(name)
+        made = helper.make_node(op, inputs, [output], name=output, **attributes)
         place = [self.key(item) for item in self.graph.node].index(self.key(reader))
         self.graph.node.insert(place, made)
         node = self.graph.node[place]
         self.producers[output] = node
-        for name in (codes, scale):
-            self.consumers.setdefault(name, []).append(node)
+        for item in inputs:
+            self.consumers.setdefault(item, []).append(node)
         return output

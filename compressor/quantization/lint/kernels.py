@@ -101,8 +101,8 @@ def _mixed_types(graph: QuantizedGraph) -> Iterator[Hit]:
             continue
         before, after = _type_on_x86(graph, behind), _type_on_x86(graph, writers[0])
         if {before, after} == {_INT8, _UINT8}:
-            words = f"it reads {_NAMES[before]} and writes {_NAMES[after]} codes once pairs are rewritten to uint8"
-            yield Hit(node, words)
+            codes = f"{_NAMES[before]} codes and writes {_NAMES[after]} ones"
+            yield Hit(node, f"it reads {codes} once the runtime has rewritten pairs to uint8")
 
 
 def _written(graph: QuantizedGraph, node: NodeProto) -> str:

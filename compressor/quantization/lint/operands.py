@@ -145,7 +145,7 @@ def _requantize_bias(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit
             continue
         name = bias.input[0]
         scale = graph.add(f"{name}_scale", right.astype(np.float32))
-        made = graph.insert_dequantizer(node, graph.add(f"{name}_rescaled", new.astype(np.int32)), scale)
+        made = _dequantized(graph, node, graph.add(f"{name}_rescaled", new.astype(np.int32)), scale)
         graph.set_input(node, 2, made)
         yield hit
 
@@ -170,11 +170,13 @@ def _quantize_bias(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit]:
         if np.abs(codes).max(initial=0) < _INT32_HALF:
             name = node.input[2]
             scale = graph.add(f"{name}_scale", right.astype(np.float32))
-            made = graph.insert_dequantizer(
-                node, graph.add(f"{name}_quantized", codes.astype(np.int32)), scale
-            )
+            made = _dequantized(graph, node, graph.add(f"{name}_quantized", codes.astype(np.int32)), scale)
             graph.set_input(node, 2, made)
             yield hit
+
+
+def _dequantized(graph: QuantizedGraph, node: NodeProto, codes: str, scale: str) -> str:
+    return graph.insert(node, "DequantizeLinear", [codes, scale], f"{codes}_dequantized", axis=0)
 
 
 def _large_bias(graph: QuantizedGraph) -> Iterator[Hit]:
@@ -210,7 +212,10 @@ RULES = (
     ),
     Rule(
         "OV001", "weights that saturate on x86 without VNNI",
-        {"openvino": "warning", "openvino-x86-avx2": "error", "openvino-x86-vnni": None, "openvino-arm": None},
+        {
+            "openvino": "warning", "openvino-x86-avx2": "error", "openvino-x86-vnni": None,
+            "openvino-arm": None,
+        },
         "VPMADDUBSW (Intel SDM); NNCF's overflow_fix; pairs begin anew at every place of a Conv's window",
         "quantize with pair-safe rounding (compress --scheme openvino-x86-avx2), or overflow_fix in NNCF",
         _saturating_in_openvino,

@@ -35,6 +35,7 @@ _GUIDE = "TensorRT developer guide, explicit quantization: Q/DQ placement"
 _MODELOPT = "NVIDIA Model Optimizer, onnx.quantization"
 _UINT8, _INT8, _INT32 = 2, 3, 6
 _FOUR_BITS = (21, 22)
+_NEVER_NEGATIVE = ("Relu", "Sigmoid", "Softmax")
 _NEVER = ("Softmax", "Sigmoid", "LayerNormalization", "InstanceNormalization")
 
 
@@ -100,10 +101,19 @@ def _symmetric_pair(graph: QuantizedGraph, codes: str) -> bool:
         graph.set_input(readers[0], 0, _recoded(graph, readers, first, scale))
         for reader in readers[1:]:
             graph.set_input(reader, 0, readers[0].input[0])
+    elif _hides_relu(graph, maker, first):
+        graph.set_input(maker, 0, graph.insert(maker, "Relu", [maker.input[0]], f"{maker.input[0]}_relu"))
     for node in nodes:
         graph.set_input(node, 1, names[0])
         graph.set_input(node, 2, names[1])
     return True
+
+
+def _hides_relu(graph: QuantizedGraph, quantizer: NodeProto, given: Parameters) -> bool:
+    """Whether codes have no room for the negative numbers that may come: many tools drop a Relu there."""
+    maker = graph.producers.get(quantizer.input[0])
+    least = 0 if given.kind == _UINT8 else -128
+    return bool(np.all(given.zero == least)) and (maker is None or maker.op_type not in _NEVER_NEGATIVE)
 
 
 def _symmetric_scale(given: Parameters) -> NDArray[np.float32]:
@@ -335,12 +345,12 @@ RULES = (
     Rule(
         "TRT002", "zero point is not 0", {"tensorrt": "error"}, f"{_PARSER}; NVIDIA/TensorRT#4698, #2774",
         "quantize symmetrically", _asymmetric, _to_symmetric,
-        "steps grow up to twofold, by the share of the range that the zero point gave away",
+        "steps grow up to twofold; a Relu that lay hidden in the range of the codes is written out",
     ),
     Rule(
         "TRT003", "uint8 codes", {"tensorrt": "error"}, _PARSER,
         "quantize to int8, with a zero point of that type", _unsigned, _to_symmetric,
-        "steps grow up to twofold, by the share of the range that the zero point gave away",
+        "steps grow up to twofold; a Relu that lay hidden in the range of the codes is written out",
     ),
     Rule(
         "TRT004", "quantized bias", {"tensorrt": "error"},
@@ -361,7 +371,7 @@ RULES = (
     ),
     Rule(
         "TRT008", "pair in front of what would be fused", {"tensorrt": "warning"}, _GUIDE,
-        "put the pair behind the activation", _before_fusion, _take_off, "one rounding less",
+        "put the pair behind the activation", _before_fusion, _take_off, "one rounding and clipping less",
     ),
     Rule(
         "TRT009", "residual input without a pair", {"tensorrt": "warning"}, _GUIDE,
@@ -370,7 +380,7 @@ RULES = (
     Rule(
         "TRT010", "pair between a layer and its sum", {"tensorrt": "warning"}, _GUIDE,
         "leave the layer's side of the sum without a pair; only the residual side has one", _split_residual,
-        _take_off, "one rounding less",
+        _take_off, "one rounding and clipping less",
     ),
     Rule(
         "TRT011", "Concat with several scales", {"tensorrt": "warning"},
@@ -384,7 +394,8 @@ RULES = (
     ),
     Rule(
         "TRT013", "pair inside SiLU", {"tensorrt": "warning"}, f"{_MODELOPT}: x · sigmoid(x) is one kernel",
-        "take the pair off; quantize behind the product", _inside_silu, _take_off, "one rounding less",
+        "take the pair off; quantize behind the product", _inside_silu, _take_off,
+        "one rounding and clipping less",
     ),
     Rule(
         "TRT014", "too thin for int8 to pay", {"tensorrt": "info"},
