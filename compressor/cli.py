@@ -15,7 +15,7 @@ from compressor.errors import CompressError, UsageError
 
 __all__ = ["main"]
 
-COMMANDS = ("run", "inspect", "report", "doctor")
+COMMANDS = ("run", "inspect", "lint", "report", "doctor")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def _dispatch(arguments: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "inspect": _inspect,
+        "lint": _lint,
         "report": _report,
         "doctor": _doctor,
     }
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="compress",
         usage="compress [run] MODEL [--target SPEC ...] [--data SRC] [...]\n"
-        "       compress inspect FILE | report DIR | doctor",
+        "       compress inspect FILE | lint FILE | report DIR | doctor",
         description="Compress a trained model into smaller, faster engines, and prove it.",
         epilog="exit status: 0 done, 1 failed, 2 wrong request, 3 the accuracy budget is broken, "
         "130 interrupted (the best engine so far is delivered)",
@@ -174,6 +175,25 @@ def _inspect(arguments: list[str]) -> int:
     facts = worker.call("compressor.loading:inspect_task", {"path": options.file}).value
     print(json.dumps(facts, indent=1) if options.json else render_inspection(facts))
     return 0
+
+
+def _lint(arguments: list[str]) -> int:
+    parser = _Parser(prog="compress lint", description="Check a quantized ONNX file, without running it.")
+    parser.add_argument("file", help="an ONNX file of any tool")
+    parser.add_argument("--for", dest="target", required=True, metavar="NAME", help="tensorrt, ort, openvino")
+    parser.add_argument("--fix", action="store_true", help="mend what is mechanical, into --out")
+    parser.add_argument("--out", metavar="FILE", help="where the mended file goes")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    if options.fix != bool(options.out):
+        raise UsageError("--fix and --out FILE belong together: the file itself is never changed")
+    from compressor import worker
+    from compressor.report.findings import render_findings
+
+    task = {"path": options.file, "target": options.target, "out": options.out}
+    answer = worker.call("compressor.quantization.lint:lint_task", task).value
+    print(json.dumps(answer, indent=1) if options.json else render_findings(answer))
+    return int(any(found["severity"] == "error" for found in answer.get("rest", answer["findings"])))
 
 
 def _report(arguments: list[str]) -> int:
