@@ -120,10 +120,6 @@ def _arrays(data: Any) -> dict[str, np.ndarray] | None:
         return {str(name): np.asarray(value) for name, value in data.items()}
     if hasattr(data, "__array__"):
         return {"x": np.asarray(data)}
-    if (
-        isinstance(data, tuple)
-        and 0 < len(data) <= 2
-        and all(hasattr(part, "__array__") for part in data)
-    ):
+    if isinstance(data, tuple) and 0 < len(data) <= 2 and all(hasattr(part, "__array__") for part in data):
         return dict(zip(("x", "y"), (np.asarray(part) for part in data), strict=False))
     return None

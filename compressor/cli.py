@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -15,22 +16,38 @@ from compressor.errors import CompressError, UsageError
 
 __all__ = ["main"]
 
+_OUTSIDE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.ENOENT,
+    errno.EROFS,
+}
 COMMANDS = ("run", "inspect", "lint", "report", "doctor")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The console script `compress`; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - it lives as long as the process
     try:
         return _dispatch(arguments)
     except CompressError as error:
-        print(f"compress: {error}", file=sys.stderr)
+        print(f"compress: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         print("compress: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in _OUTSIDE:
+            raise
+        print(f"compress: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1
 
 

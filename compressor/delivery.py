@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from compressor import machine
+from compressor.errors import StoreError
 from compressor.model import Model
 from compressor.options import Options
 from compressor.report import Report, judge
@@ -42,10 +44,12 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
             "architecture": model.architecture,
         },
         "max_drop": options.max_drop,
+        "options": {name: value for name, value in asdict(options).items() if value not in (None, (), False)},
         **found,
         "steps": steps.records,
         "notes": steps.notes,
     }
+    _say_replaced(folder, options, steps)
     judge(content)
     with usable(folder):
         for row in content["engines"]:
@@ -55,6 +59,16 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
         report = Report(content)
         report.save(folder)
     return report
+
+
+def _say_replaced(folder: Path, options: Options, steps: Steps) -> None:
+    """Two models of one name share a default folder: say whose report goes."""
+    try:
+        before = json.loads((folder / "report.json").read_text())["model"]["path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if Path(before).absolute() != Path(options.model).absolute():
+        steps.note(f"{folder}: replaces the report and engines of {before}")
 
 
 def _command() -> list[str]:
@@ -72,6 +86,12 @@ def _place(options: Options, row: dict[str, Any], content: dict[str, Any]) -> No
     beside.mkdir(parents=True)
     for name in (files := row.pop("files")):
         shutil.copy2(source.with_name(name), beside / name)
+    if file_digest(beside / source.name) != row["sha256"]:
+        shutil.rmtree(beside)
+        raise StoreError(
+            f"{source} is not the file that was measured (damaged or changed since); delete the folder "
+            f"{source.parent} and run the same command again"
+        )
     sides = {name: file_digest(beside / name) for name in files if name != source.name}
     manifest = _manifest(row, content, source.name, sides)
     write_json(beside / "engine.json", manifest)

@@ -12,7 +12,7 @@ from compressor.errors import UnsupportedError, UsageError
 from compressor.model import Model, TensorSpec
 from compressor.options import Options
 from compressor.steps import Steps
-from compressor.store import digest, file_digest
+from compressor.store import digest
 from compressor.target import Target
 
 __all__ = ["Data", "load_data", "load_model", "resolve"]
@@ -28,6 +28,7 @@ class Data:
     calibration: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     labelled: bool
+    disjoint: bool = False
 
     def key(self, role: str) -> list[str]:
         """What identifies the samples of a role, in their form for the model."""
@@ -37,10 +38,11 @@ class Data:
     def facts(self) -> dict[str, Any]:
         """For the report."""
         roles = {"calibration": self.calibration, "evaluation": self.evaluation}
-        return {
-            role: reference and {name: reference[name] for name in ("n", "sha256", "source")}
-            for role, reference in roles.items()
+        shown = ("n", "sha256", "source", "preprocess", "preprocess_from")
+        found: dict[str, Any] = {
+            role: reference and {name: reference[name] for name in shown} for role, reference in roles.items()
         }
+        return {**found, "disjoint": self.disjoint}
 
 
 def resolve(
@@ -110,9 +112,8 @@ def load_model(options: Options, steps: Steps) -> Model:
     done = steps.run(
         "load",
         "compressor.loading:load_task",
-        {"options": given},
-        unkeyed={"path": str(path)},
-        after=[digest(_identity(path), _code(options.arch))],
+        {"path": str(path.absolute()), "options": given},
+        always=True,  # only what is loaded tells whether the files and the code behind it are the same
         light=True,
     )
     return Model.of(done.value, done.folder)
@@ -127,27 +128,6 @@ def _samples(options: Options, steps: Steps) -> list[dict[str, Any]]:
     if facts["kind"] == "image_folder" and not options.preprocess:
         return []  # the architecture's own size decides, not that of the files
     return list(facts["arrays"])
-
-
-def _identity(path: Path) -> list[Any]:
-    """What a model's file holds, with names, sizes and times of an ONNX file's possible side files."""
-    if not path.is_file():
-        return [str(path)]
-    sides = [side for side in path.parent.rglob("*") if side.is_file()] if path.suffix == ".onnx" else []
-    stats = [(str(side), side.stat().st_size, side.stat().st_mtime_ns) for side in sides[:1000]]
-    try:
-        return [str(path.absolute()), file_digest(path), sorted(stats)]
-    except PermissionError:
-        return [str(path)]
-
-
-def _code(architecture: str | None) -> list[str]:
-    """Digests of the user's code that may build the network: the module's file and its neighbours."""
-    if not architecture:
-        return []
-    head = architecture.split("(")[0].rpartition(":")[0]
-    file = Path(head if head.endswith(".py") else head.replace(".", "/") + ".py")
-    return [file_digest(item) for item in sorted(file.parent.glob("*.py"))[:200]] if file.is_file() else []
 
 
 # -------------------------------------------------------------------------- data
@@ -181,7 +161,7 @@ def _referenced(
 ) -> Data:
     if evaluation and evaluation == calibration:
         part = _part(options, model, evaluation, True, steps)
-        return Data(part["calibration"], part["evaluation"], bool(part["labels"]))
+        return Data(part["calibration"], part["evaluation"], bool(part["labels"]), disjoint=True)
     picked = _part(options, model, calibration, False, steps) if calibration else {"calibration": None}
     if not evaluation:
         return Data(picked["calibration"], picked["calibration"], False)
@@ -211,6 +191,7 @@ def _part(options: Options, model: Model, source: str, held_out: bool, steps: St
     common = {
         "source": source,
         "preprocess": preprocess,
+        "preprocess_from": _origin(options, model),
         "inputs": inputs,
         "binding": facts["binding"],
         "sha256": facts["sha256"],
@@ -237,3 +218,10 @@ def _preprocess(options: Options, model: Model | None) -> dict[str, Any] | None:
 
         return parse_preprocess(options.preprocess)
     return model.preprocess if model else None
+
+
+def _origin(options: Options, model: Model) -> str:
+    """Where the preprocessing comes from."""
+    if options.preprocess:
+        return "--preprocess"
+    return "architecture" if model.preprocess else "default"

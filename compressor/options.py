@@ -12,6 +12,7 @@ from compressor.errors import UsageError
 
 __all__ = ["Options", "duration", "from_toml"]
 
+MOST = 10**9  # of any count or time
 ENGINE_SUFFIXES = (".onnx", ".xml", ".tflite", ".plan", ".pt2")
 
 
@@ -51,12 +52,16 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("calib", 1), ("batch", 1), ("threads", 1), ("seed", 0), ("bench", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name} {getattr(self, name)}: must be at least {least}")
+            if not least <= getattr(self, name) < MOST:
+                raise UsageError(
+                    f"--{name} {getattr(self, name)}: must be at least {least} and a finite number"
+                )
         if self.max_drop is not None and not 0 <= self.max_drop < float("inf"):
             raise UsageError(f"--max-drop {self.max_drop}: must be 0 or more points of the metric")
         if self.budget is not None and not self.budget > 0:
             raise UsageError(f"--budget {self.budget:g}: must be a time above 0, such as 10m")
+        if not self.target:
+            raise UsageError("no target is asked; give one or more, such as int8")
         if self.engine_file and len(self.target) > 1:
             raise UsageError(
                 f"--out {self.out} names one engine, but {len(self.target)} targets are asked; "

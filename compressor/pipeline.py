@@ -23,11 +23,11 @@ from compressor.intake import Data, load_data, load_model, resolve
 from compressor.model import Model
 from compressor.options import Options
 from compressor.quantization import scheme
-from compressor.recipe import Recipe
+from compressor.recipe import Recipe, Step
 from compressor.report import Report
 from compressor.search import Found, Rung, search
 from compressor.steps import Done, Planned, Steps
-from compressor.store import STEPS, Store, claim
+from compressor.store import STEPS, Store, claim, file_digest
 from compressor.target import Target
 from compressor.trials import Ledger, Trials
 
@@ -139,12 +139,11 @@ class _Run:
     def _ladder(self, target: Target) -> tuple[Recipe, ...]:
         """The recipes that are tried for a target; raises `UnsupportedError` if there is none."""
         runtime, device = str(target.runtime), str(target.device)
-        if self.recipe:
-            _suits(self.recipe, target)
-            return (self.recipe,)
         name = ""
         if presets.schemed(target):
             name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())
+        if self.recipe:
+            return (_suited(self.recipe, target, name),)
         return presets.rungs(target, name, bool(self.options.calib_data or self.options.data))
 
     def report(self, steps: Steps) -> Report:
@@ -174,7 +173,7 @@ class _Run:
     def _converted(self) -> tuple[Model, str]:
         """The model in ONNX form, and the key of the step that made it."""
         model = self.source
-        source = str(model.facts["digest"])
+        source = str(model.facts.get("digest") or file_digest(model.path))
         if model.form == "onnx":
             return model, source
         done = self.steps.run(
@@ -516,16 +515,35 @@ def _spare_inputs(options: Options) -> None:
             raise UsageError(f"--out {wanted} is what the run reads ({source}); choose another --out")
 
 
-_MADE_BY = {"int8": "quantize", "int8-dynamic": "dynamic", "int8-weight": "weight_only", "int4": "weight_only"}
+_MADE_BY = {
+    "int8": "quantize",
+    "int8-dynamic": "dynamic",
+    "int8-weight": "weight_only",
+    "int4": "weight_only",
+}
 
 
-def _suits(recipe: Recipe, target: Target) -> None:
-    """Refuse a recipe that cannot make the precision of a target."""
+def _suited(recipe: Recipe, target: Target, scheme_name: str) -> Recipe:
+    """The recipe with the machine's scheme where it names none; refuses one that cannot make the target."""
     needed = _MADE_BY.get(target.precision)
     if needed and needed not in [step.stage for step in recipe.steps]:
         raise UsageError(
             f"recipe {recipe.name}: no step '{needed}', so it cannot make {target}; add it or ask for fp32"
         )
+    return replace(recipe, steps=tuple(_filled(recipe, step, scheme_name) for step in recipe.steps))
+
+
+def _filled(recipe: Recipe, step: Step, scheme_name: str) -> Step:
+    """A step whose parameters are those that its stage takes."""
+    takes = signature(plugins.module("stages", step.stage).run).parameters
+    known = [name for name in takes if name not in ("model", "folder", "ranges", "moments", "data")]
+    unknown = sorted(set(step.parameters) - set(known))
+    if unknown:
+        raise UsageError(
+            f"recipe {recipe.name}: stage {step.stage} takes no '{unknown[0]}'; it takes {', '.join(known)}"
+        )
+    given = {"scheme": scheme_name, **step.parameters} if "scheme" in known else step.parameters
+    return Step(step.stage, given)
 
 
 def _calibration(stage: str, parameters: dict[str, Any]) -> str:

@@ -17,6 +17,9 @@ from compressor.store import Store, digest
 __all__ = ["Done", "Planned", "Steps"]
 
 
+_RECORD = {"value", "warnings", "what", "seconds", "cpu_seconds", "peak_rss_bytes"}
+
+
 @dataclass(frozen=True)
 class Done:
     """A finished step: what the task returned, the folder it wrote to, and its key for those after it."""
@@ -64,6 +67,7 @@ class Steps:
         after: Iterable[str] = (),
         measured: bool = False,
         fresh: bool = False,
+        always: bool = False,
         light: bool = False,
         expected: Any = None,
         estimate: float | None = None,
@@ -72,15 +76,17 @@ class Steps:
     ) -> Done:
         """Run `task` with `given` and `unkeyed` arguments, or reuse its result.
 
-        The key is made of the task, its version, `given`, the keys of the steps `after` which it comes,
-        and the versions of the packages involved; `measured` adds the processor's instruction set. Paths
-        and what does not change the result go into `unkeyed`. A `fresh` step is never reused. Each
-        task gets a `folder`. `expected` stands for the result, and `estimate` (seconds) for the cost, while
-        planning.
+        The key is made of the task, its version, `given`, the keys of the steps `after` which it comes, and
+        the versions of the packages involved; `measured` adds the processor's instruction set. Paths and
+        what does not change the result go into `unkeyed`. A `fresh` step is neither kept nor reused; one
+        that runs `always` is kept for those after it, but not reused. Each task gets a `folder`. `expected`
+        stands for the result, and `estimate` (seconds) for the cost, while planning.
         """
         place = machine.instruction_set() if measured else ""
         key = digest(task, _version(task), given, sorted(after), _packages(), place)
-        stored = None if fresh else self.store.find(name, key)
+        stored = None if fresh or always else self.store.find(name, key)
+        if stored and _RECORD - set(stored.record):
+            stored = None
         if self.planning and not light:
             seconds = 0.0 if stored else estimate
             self.plan.append(Planned(name, what, stored is not None, seconds))
@@ -89,14 +95,14 @@ class Steps:
             self._replay(name, stored.record)
             return Done(key, stored.record["value"], stored.folder)
         arguments = {**given, **(unkeyed or {}), "folder": str(self.store.begin(name, key))}
-        record = self._do(name, key, task, arguments, threads)
+        record = self._do(name, key, task, arguments, threads, what)
         if fresh:
             self.store.discard(name, key)
             return Done(key, record["value"], self.store.place(name, key))
         return Done(key, record["value"], self.store.finish(name, key, record).folder)
 
     def _do(
-        self, name: str, key: str, task: str, arguments: dict[str, Any], threads: int | None
+        self, name: str, key: str, task: str, arguments: dict[str, Any], threads: int | None, what: str
     ) -> dict[str, Any]:
         warnings: list[str] = []
         started = time.monotonic()
@@ -111,6 +117,7 @@ class Steps:
             raise
         record = {
             "task": task,
+            "what": what,
             "value": outcome.value,
             "warnings": warnings,
             "seconds": round(time.monotonic() - started, 3),
@@ -140,8 +147,8 @@ class Steps:
         self._record(name, record, reused=True)
 
     def _record(self, name: str, record: dict[str, Any], *, reused: bool) -> None:
-        costs = ("seconds", "cpu_seconds", "peak_rss_bytes")
-        self.records.append({"name": name, **{cost: record[cost] for cost in costs}, "reused": reused})
+        shown = ("what", "seconds", "cpu_seconds", "peak_rss_bytes")
+        self.records.append({"name": name, **{key: record[key] for key in shown}, "reused": reused})
 
 
 def _version(task: str) -> str:

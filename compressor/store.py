@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,10 @@ from typing import Any
 
 from compressor.errors import StoreError
 
-__all__ = ["Store", "StoredStep", "digest", "file_digest", "write_json"]
+__all__ = ["STEPS", "Store", "StoredStep", "claim", "digest", "file_digest", "usable", "write_json"]
+
+STEPS = "steps"
+LOCK = ".lock"
 
 
 def digest(*parts: Any) -> str:
@@ -99,7 +102,7 @@ class Store:
         """Keep a second run out of the same folder."""
         with usable(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = (self.root / ".lock").open("w")
+            lock = (self.root / LOCK).open("w")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,6 +121,36 @@ def _name(name: str, key: str) -> str:
     return f"{name}-{key[:16]}"
 
 
+def claim(folder: Path) -> Callable[[], None]:
+    """Make `folder` ours to write to; gives what undoes it.
+
+    Raises `StoreError` if something that is not of an earlier run is there: nothing of the user's may be
+    replaced or deleted.
+    """
+    with usable(folder):
+        if folder.exists() and not folder.is_dir():
+            raise StoreError(f"--out {folder}: a file is there, but a folder is needed; choose another --out")
+        ours = (folder / STEPS / LOCK).exists()
+        if folder.is_dir() and not ours and any(folder.iterdir()):
+            raise StoreError(
+                f"--out {folder}: the folder holds files that are not of an earlier run; "
+                "choose another --out, or an empty folder"
+            )
+        made = [each for each in (folder, *folder.absolute().parents) if not each.exists()]
+        (folder / STEPS).mkdir(parents=True, exist_ok=True)
+        (folder / STEPS / LOCK).touch()
+
+    def undo() -> None:
+        if ours:
+            return
+        for item in folder.iterdir():  # it was empty, so all of it is ours
+            shutil.rmtree(item, ignore_errors=True) if item.is_dir() else item.unlink()
+        for each in made:
+            each.rmdir()
+
+    return undo
+
+
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
     """Turn a system error on `path` into one that says what to do."""
@@ -128,6 +161,7 @@ def usable(path: Path) -> Iterator[None]:
         errno.EROFS: "the file system is read-only; choose another --out",
         errno.ENOTDIR: "a file is in the way where a folder is needed; choose another --out",
         errno.EEXIST: "a file is in the way where a folder is needed; choose another --out",
+        errno.ENAMETOOLONG: "the name is too long; choose another --out",
     }
     try:
         yield

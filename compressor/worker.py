@@ -115,6 +115,10 @@ def _obituary(task: str, status: int, last_words: str) -> str:
             f"the process for {task} was killed, most likely because memory ran out{said}; "
             "use a smaller --batch or a machine with more memory, and run the same command again"
         )
+    if status in (-signal.SIGTERM, -signal.SIGINT):
+        return (
+            f"the process for {task} was ended by {signal.Signals(-status).name}; run the same command again"
+        )
     if status < 0:
         name = signal.Signals(-status).name
         return f"the process for {task} crashed with {name} inside a native library{said}"
@@ -144,6 +148,9 @@ def _main() -> None:
             answer: dict[str, Any] = {"result": value}
         except CompressError as error:
             answer = {"error": {"kind": type(error).__name__, "message": str(error)}}
+        except (SystemExit, KeyboardInterrupt) as error:
+            words = f"the code of the model or the data ended the process ({type(error).__name__})"
+            answer = {"error": {"kind": "DataError", "message": f"{request['task']}: {words}"}}
         except MemoryError:
             answer = {"error": {"kind": "WorkerError", "message": f"{request['task']}: memory ran out"}}
         except OSError as error:

@@ -148,10 +148,12 @@ def test_static_int8_without_data_says_what_to_pass(net: Path, tmp_path: Path) -
         (["--calib", "none"], 2, ["--calib"]),
         (["--colour"], 2, ["--colour"]),
         (["--max-drop", "-1"], 2, ["--max-drop"]),
-        (["--scheme", "abacus"], 1, ["abacus", "ort-x86-avx2"]),
+        (["--scheme", "abacus"], 2, ["abacus", "ort-x86-avx2"]),
         (["--input", "image=3xbx3"], 2, ["--input"]),
         (["--eval-data", "nowhere.npz"], 1, ["nowhere.npz"]),
         (["--recipe", "nowhere.json"], 2, ["nowhere.json"]),
+        (["--bench", "nan"], 2, ["--bench"]),
+        (["--threads", "99999999999"], 2, ["--threads"]),
     ],
 )
 def test_a_wrong_request_is_one_line(
@@ -256,3 +258,85 @@ def test_labels_of_another_model_are_doubted(net: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "no better than guessing" in result.stderr
+
+
+def brief(net: Path, out: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A run without latency."""
+    data = ("--data", net / "data.npz")
+    return compress(
+        net / "net.onnx", "--target", "int8:onnx", *data, "--bench", "0", "--out", out, *arguments
+    )
+
+
+def test_nothing_of_the_user_is_replaced(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "engines" / "int8-onnx-cpu").mkdir(parents=True)
+    (tmp_path / "engines" / "int8-onnx-cpu" / "notes.txt").write_text("mine")
+    refused(brief(net, tmp_path), 1, "--out", "earlier run")
+    model = tmp_path / "model.onnx"
+    model.write_bytes((net / "net.onnx").read_bytes())
+    result = compress(model, "--target", "int8:onnx", "--data", net / "data.npz", "--out", model)
+    refused(result, 2, "--out", "reads")
+    assert model.read_bytes() == (net / "net.onnx").read_bytes()
+    assert (tmp_path / "engines" / "int8-onnx-cpu" / "notes.txt").read_text() == "mine"
+
+
+def test_folders_made_for_a_wrong_request_go_again(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "a" / "b" / "c", tmp_path / "empty"):
+        refused(brief(net, out, "--eval-data", "nowhere.npz"), 1, "nowhere.npz")
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_weights_beside_the_model_and_batch_are_noticed(net: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(net / "net.onnx")
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    arguments = ("--target", "int8:onnx", "--data", net / "data.npz", "--bench", "0", "--out", tmp_path / "o")
+    digests = []
+    for _ in range(2):
+        result = compress(tmp_path / "m.onnx", *arguments)
+        assert result.returncode == 0, result.stderr
+        report = json.loads((tmp_path / "o" / "report.json").read_text())
+        digests.append([engine["sha256"] for engine in report["engines"]])
+        weights = np.fromfile(tmp_path / "m.data", np.float32)
+        (-weights).tofile(tmp_path / "m.data")
+    assert not set(digests[0]) & set(digests[1])
+    again = compress(tmp_path / "m.onnx", *arguments, "--batch", "7")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "quantize"),
+        ([{"stage": "quantize", "foo": 1}], "foo"),
+    ],
+)
+def test_a_recipe_that_cannot_make_int8_is_refused(
+    net: Path, tmp_path: Path, steps: list[dict[str, object]], words: str
+) -> None:
+    (tmp_path / "r.json").write_text(json.dumps({"steps": steps}))
+    refused(brief(net, tmp_path / "o", "--recipe", tmp_path / "r.json"), 2, words)
+
+
+def test_a_recipe_takes_the_scheme_of_the_machine(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps({"steps": [{"stage": "quantize", "observer": "minmax"}]}))
+    result = brief(net, tmp_path / "o", "--recipe", tmp_path / "r.json")
+    assert result.returncode == 0, result.stderr
+    recipe = json.loads((tmp_path / "o" / "engines" / "int8-onnx-cpu" / "recipe.json").read_text())
+    assert recipe["steps"][0]["scheme"].startswith("ort-")
+    (stored,) = (tmp_path / "o" / "steps").glob("export-int8-onnx-cpu-*")
+    engine = bytearray((stored / "model.onnx").read_bytes())
+    engine[len(engine) // 2] ^= 1
+    (stored / "model.onnx").write_bytes(engine)
+    refused(brief(net, tmp_path / "o", "--recipe", tmp_path / "r.json"), 1, "not the file that was measured")
+
+
+def test_a_closed_stderr_does_not_stop_the_job(net: Path, tmp_path: Path) -> None:
+    command = " ".join([*COMPRESS, str(net / "net.onnx"), "--target fp32:onnx --bench 0 --data",
+                        str(net / "data.npz"), "--out", str(tmp_path / "o"), "2>&-"])  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(["bash", "-c", command], env=environment, stdout=subprocess.DEVNULL, check=False)
+    assert result.returncode == 0
+    assert (tmp_path / "o" / "report.json").is_file()
