@@ -60,8 +60,8 @@ def fix(model: ModelProto, findings: Sequence[Finding]) -> tuple[ModelProto, lis
 def lint_task(path: str, target: str, out: str | None = None) -> dict[str, Any]:
     """The task: findings in the file at `path`; with `out`, the mended file is written there.
 
-    Gives `quantized` (whether there are integers at all), `findings`, and with `out` also `fixed` and the `rest` that is found in the new file. Raises
-    `ModelFileError` for anything but an ONNX file.
+    Gives `quantized` (whether there are integers at all) and `findings`; with `out` also `fixed` and the
+    `rest` that is found in the new file. Raises `ModelFileError` for anything but an ONNX file.
     """
     from compressor import onnx_files
     from compressor.quantization import graph

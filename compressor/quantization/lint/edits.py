@@ -54,6 +54,10 @@ def sweep(graph: QuantizedGraph) -> None:
         if names and not alive and (is_quantizer(node) or is_dequantizer(node) or node.op_type == "Constant"):
             graph.remove(node)
     graph.commit()
+    coded = {name for node in graph.nodes("QuantizeLinear", "DequantizeLinear") for name in node.output}
+    declared = [item for item in graph.graph.value_info if item.name not in coded]  # types may have changed
+    del graph.graph.value_info[:]
+    graph.graph.value_info.extend(declared)
     read = {name for node in graph.graph.node for name in node.input} | graph.outputs | graph.captured
     kept = [item for item in graph.graph.initializer if item.name in read]
     if len(kept) < len(graph.graph.initializer):

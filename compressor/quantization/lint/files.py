@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from compressor.quantization.lint.base import Hit, Rule, everywhere
 from compressor.quantization.lint.graph import QuantizedGraph
+from compressor.quantization.segments import names_read
+from compressor.quantization.view import replace_nodes
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
+    from onnx import NodeProto, TensorProto
 
 __all__ = ["RULES"]
 
@@ -61,6 +63,33 @@ def _unread(graph: QuantizedGraph) -> Iterator[Hit]:
 def _drop(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit]:
     """The sweep behind every fix takes them out."""
     yield from hits
+
+
+def _unsorted(graph: QuantizedGraph) -> Iterator[Hit]:
+    made: set[str] = set()
+    for node in graph.nodes():
+        early = [name for name in names_read(node) if name in graph.producers and name not in made]
+        if early:
+            yield Hit(node, f"it stands before '{early[0]}' is made")
+        made.update(node.output)
+
+
+def _sort(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit]:
+    """Each node behind what it reads, else in the file's order; a graph with a cycle is left alone."""
+    waiting, made = graph.nodes(), set[str]()
+    order: list[NodeProto] = []
+    while waiting:
+        ready = []
+        for node in waiting:
+            if all(name in made or name not in graph.producers for name in names_read(node)):
+                ready.append(node)
+                made.update(node.output)
+        if not ready:
+            return
+        order += ready
+        waiting = [node for node in waiting if not made.issuperset(filter(None, node.output))]
+    yield from hits
+    replace_nodes(graph.model, order)
 
 
 def _too_new(graph: QuantizedGraph) -> Iterator[Hit]:
@@ -116,6 +145,10 @@ RULES = (
         "FILE002", "weight that nothing reads", everywhere("info"),
         "often the float weights left behind by a quantizer",
         "drop it", _unread, _drop, "nothing: it is not read",
+    ),
+    Rule(
+        "FILE003", "nodes out of order", everywhere("warning"),
+        "ONNX standard: nodes are sorted topologically", "sort them", _unsorted, _sort, "nothing: only the order of the nodes in the file",
     ),
     Rule(
         "ORT001", "file newer than the runtime", {"ort": "error"},

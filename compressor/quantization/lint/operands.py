@@ -21,6 +21,7 @@ __all__ = ["RULES"]
 
 _SEEN = "seen in onnxruntime 1.31's optimized graphs"
 _LIMIT = SCHEMES["ort-x86-avx2"].pair_limit
+_INT32 = 6
 _INT32_HALF = 2**30
 Biases = tuple["NodeProto", "NodeProto", NDArray[Any], NDArray[np.floating], NDArray[np.floating]]
 
@@ -112,36 +113,40 @@ def _shift_weight(graph: QuantizedGraph, weight: NodeProto) -> bool:
 
 def _biases(
     graph: QuantizedGraph,
-) -> Iterator[tuple[NodeProto, NodeProto, NDArray[Any], NDArray[np.floating], NDArray[np.floating]]]:
-    """Layer, the bias's DequantizeLinear, its codes and scale, and the scale that the kernel assumes."""
+) -> Iterator[Biases]:
+    """Layer, the bias's DequantizeLinear, its codes less zero point, its scale, and the scale that the kernel
+    assumes."""
     for node, data, weight in graph.weighted():
         bias = graph.dequantizer(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if bias is None or data is None or weight is None:
             continue
         scales = [graph.parameters(item).scale for item in (bias, data, weight)]
-        codes = graph.constant(bias.input[0])
-        if codes is None or any(scale is None or not scale.size for scale in scales):
+        codes, zero = graph.constant(bias.input[0]), graph.parameters(bias).zero
+        if codes is None or zero is None or any(scale is None or not scale.size for scale in scales):
             continue
+        codes = np.asarray(codes.astype(np.float64) - zero.reshape(-1))
         own, of_input, of_weight = (np.asarray(scale, np.float64).reshape(-1) for scale in scales)
         if len(of_input) == 1 and len(own) in (1, len(codes)) and len(of_weight) in (1, len(codes)):
             yield node, bias, codes, own, of_input * of_weight
 
 
 def _bias_scale(graph: QuantizedGraph) -> Iterator[Hit]:
-    for node, _, _, own, right in _biases(graph):
+    for node, bias, _, own, right in _biases(graph):
+        kind = graph.kind(bias.input[0])
         off = float(np.abs(own / np.where(right > 0, right, np.nan) - 1).max())
-        if off > 1e-3:
-            yield Hit(
-                node, f"the scale of its int32 bias is up to {100 * off:.3g} % off input scale x weight scale"
-            )
+        if kind != _INT32:
+            yield Hit(node, "its bias is quantized, but not to int32")
+        elif off > 1e-3:
+            words = f"the scale of its int32 bias is up to {100 * off:.3g} % off input scale x weight scale"
+            yield Hit(node, words)
 
 
 def _requantize_bias(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit]:
     wanted = {str(hit.node.output[0]): hit for hit in hits if hit.node is not None}
-    for node, bias, codes, own, right in list(_biases(graph)):
-        hit = wanted.get(str(node.output[0]))
-        new = np.rint(codes.astype(np.float64) * own / right) if (right > 0).all() else np.full(1, np.inf)
-        if hit is None or len(right) != len(codes) or np.abs(new).max(initial=0) >= _INT32_HALF:
+    for node, bias, codes, own, assumed in list(_biases(graph)):
+        hit, right = wanted.get(str(node.output[0])), np.broadcast_to(assumed, codes.shape)
+        new = np.rint(codes * own / right) if (right > 0).all() else np.full(1, np.inf)
+        if hit is None or np.abs(new).max(initial=0) >= _INT32_HALF:
             continue
         name = bias.input[0]
         scale = graph.add(f"{name}_scale", right.astype(np.float32))
@@ -181,7 +186,7 @@ def _dequantized(graph: QuantizedGraph, node: NodeProto, codes: str, scale: str)
 
 def _large_bias(graph: QuantizedGraph) -> Iterator[Hit]:
     for node, _, codes, _, _ in _biases(graph):
-        most = int(np.abs(codes.astype(np.int64)).max(initial=0))
+        most = int(np.abs(codes).max(initial=0))
         if most > _INT32_HALF:
             yield Hit(
                 node, f"its int32 bias reaches {most:,}: sums can pass 2,147,483,647, or it was cut there"
@@ -222,7 +227,7 @@ RULES = (
     ),
     Rule(
         "ORT011", "bias scale is not input scale x weight scale", {"ort": "warning", "openvino": None},
-        f"{_SEEN}: the layer runs in float; older versions add the bias as if it had that scale",
+        f"{_SEEN}: the layer runs in float",
         "round the bias again with that scale", _bias_scale, _requantize_bias,
         "a bias moves by at most half a step of its new scale",
     ),

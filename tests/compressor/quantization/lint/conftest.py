@@ -187,6 +187,14 @@ def unread(left: bool) -> onnx.ModelProto:
     return g.model(g.pair("x"))
 
 
+def backwards(order: int) -> onnx.ModelProto:
+    made = layer()
+    nodes = list(made.graph.node)[::order]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    return made
+
+
 def versions(ir: int, opset: int = 17) -> onnx.ModelProto:
     g = G(opset, ir)
     return g.model(g.pair("x"))
@@ -365,6 +373,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "ORT010": (lambda: dynamic("ConvInteger"), lambda: dynamic("MatMulInteger")),
     "ORT011": (lambda: _bias_scale(0.02), lambda: _bias_scale(0.03)),
     "FILE001": (lambda: twice(True), lambda: twice(False)),
+    "FILE003": (lambda: backwards(-1), lambda: backwards(1)),
     "FILE002": (lambda: unread(True), lambda: unread(False)),
 }
 
