@@ -148,7 +148,8 @@ RULES = (
     ),
     Rule(
         "FILE003", "nodes out of order", everywhere("warning"),
-        "ONNX standard: nodes are sorted topologically", "sort them", _unsorted, _sort, "nothing: only the order of the nodes in the file",
+        "ONNX standard: nodes are sorted topologically", "sort them", _unsorted, _sort,
+        "nothing: only the order of the nodes in the file",
     ),
     Rule(
         "ORT001", "file newer than the runtime", {"ort": "error"},
