@@ -83,11 +83,11 @@ class _Span:
         diagonal = np.diagonal(second, axis1=1, axis2=2)
         self.groups, self.width = diagonal.shape
         self.order = _pair_order(diagonal)
-        damping = np.maximum(_DAMPING * diagonal.mean(axis=1), np.finfo(np.float32).tiny)
+        size = diagonal.mean(axis=1)
+        size = np.where(size > 0, size, 1)[:, None, None]  # only ratios of U count
         rows, columns = self.order[:, :, None], self.order[:, None, :]
-        damped = second[np.arange(self.groups)[:, None, None], rows, columns]
-        damped += damping[:, None, None] * np.eye(self.width)
-        factor = np.linalg.cholesky(np.linalg.inv(damped)).transpose(0, 2, 1)
+        damped = second[np.arange(self.groups)[:, None, None], rows, columns] / size
+        factor = np.linalg.inv(_upper(damped, _DAMPING))
         self.factor = np.ascontiguousarray(factor, np.float32)
 
     def round(self, real: Floats, limit: int | None) -> NDArray[np.int8]:
@@ -119,6 +119,22 @@ class _Span:
                 rest[:, place + 1 : stop] -= later * error[:, None]
                 errors[:, place - start] = error
         return errors
+
+
+def _upper(symmetric: Floats, damping: float) -> Floats:
+    """The upper triangular R with R R^T = `symmetric` [groups, w, w] + `damping`.
+
+    Its inverse is U with U^T U = inverse of that: found so, no inverse is factored. Covariances that are
+    small beside the means lose their definiteness to cancellation; they are damped more until it is back.
+    """
+    identity = np.eye(symmetric.shape[-1])
+    for exponent in range(6):
+        damped = symmetric + damping * 10**exponent * identity
+        try:
+            return np.asarray(np.linalg.cholesky(damped[:, ::-1, ::-1])[:, ::-1, ::-1])
+        except np.linalg.LinAlgError:
+            continue
+    return np.broadcast_to(identity, symmetric.shape)  # nothing is known: rounding to nearest
 
 
 def _round_pair(real: Singles, factor: Singles, limit: int | None) -> Singles:
