@@ -21,7 +21,16 @@ from compressor.report.svg import (
     place,
     text,
 )
-from compressor.report.text import decibels, factors, interval, milliseconds, percent, ratio
+from compressor.report.text import (
+    decibels,
+    differences,
+    factors,
+    interval,
+    milliseconds,
+    percent,
+    quantities,
+    ratio,
+)
 
 __all__ = ["Point", "Scatter", "forest", "hint", "layers", "scatter", "spread"]
 
@@ -54,16 +63,23 @@ class Scatter(NamedTuple):
 
 
 def scatter(
-    points: Sequence[Point], title: str, width: int, *, up: bool, budget: float | None, named: bool
+    points: Sequence[Point],
+    title: str,
+    width: int,
+    *,
+    up: bool,
+    budget: float | None,
+    named: bool,
+    limits: Bounds | None = None,
 ) -> Scatter:
     """Latency (ms, logarithmic, left is better) against quality; `up`: more is better, else the axis turns.
 
-    Both intervals are drawn; the line joins the points that no other beats in both. Without `named`
-    every point is labelled by its number.
+    The axis of quality stays within `limits`. Both intervals are drawn; the line joins the points that no
+    other beats in both. Without `named` every point is labelled by its number.
     """
     height = 400 if width > 500 else 320
     area = Box(52, 14, width - 14, height - 46)
-    x, y = _axes(points, area, up, budget)
+    x, y = _axes(points, area, up, budget, limits or (float("-inf"), float("inf")))
     order = sorted(range(len(points)), key=lambda index: (not points[index].chosen, not points[index].base))
     keys = [str(index + 1) for index in range(len(points))]
     marks = [
@@ -103,7 +119,9 @@ def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title)}">{body}</svg>'
 
 
-def _axes(points: Sequence[Point], area: Box, up: bool, budget: float | None) -> tuple[Scale, Scale]:
+def _axes(
+    points: Sequence[Point], area: Box, up: bool, budget: float | None, limits: Bounds
+) -> tuple[Scale, Scale]:
     times = [value for point in points for value in (point.x, *(point.x_bounds or ()))]
     margin = max((max(times) / min(times)) ** 0.12, 1.08)
     x = Scale(min(times) / margin, max(times) * margin, area.x0, area.x1, log=True)
@@ -112,7 +130,7 @@ def _axes(points: Sequence[Point], area: Box, up: bool, budget: float | None) ->
     low, high = min(values), max(values)
     room = (high - low) * 0.1 or abs(high) * 0.02 or 1.0
     bottom, top = (area.y1, area.y0) if up else (area.y0, area.y1)
-    return x, Scale(low - room, high + room, bottom, top)
+    return x, Scale(max(low - room, limits[0]), min(high + room, limits[1]), bottom, top)
 
 
 def _grid(x: Scale, y: Scale, area: Box, title: str) -> str:
@@ -280,7 +298,7 @@ def _hint(item: Mapping[str, Any], index: int, step: float, area: Box) -> str:
     return f'<rect class="no" {shape}><title>{escape(words)}</title></rect>'
 
 
-def hint(engine: Mapping[str, Any]) -> str:
+def hint(engine: Mapping[str, Any], metric: Mapping[str, Any] | None) -> str:
     """An engine in a few words, for a tooltip."""
     latency, agreement = engine["latency"], engine["agreement"]
     words = [engine["target"]]
@@ -289,9 +307,9 @@ def hint(engine: Mapping[str, Any]) -> str:
         if latency["ratio_to_baseline"]:
             words.append(f"speed {ratio(latency['ratio_to_baseline']['value'])}")
     if engine["metric"]:
-        words.append(f"metric {interval(engine['metric'])}")
+        words.append(f"metric {interval(engine['metric'], quantities(metric))}")
     if engine["drop"]:
-        words.append(f"drop {interval(engine['drop'])}")
+        words.append(f"drop {interval(engine['drop'], differences(metric))}")
     if agreement and agreement["top1"] is not None:
         words.append(f"agreement {percent(agreement['top1'])}")
     return ", ".join(words)

@@ -25,6 +25,7 @@ class _Axis(NamedTuple):
     title: str
     up: bool
     is_metric: bool = False
+    limits: charts.Bounds | None = None
 
 
 def _both(draw: Callable[[int], str]) -> str:
@@ -45,7 +46,7 @@ def accuracy_and_latency(data: Data) -> str:
         if value is None or not engine["latency"]:
             left_out.append(f"{engine['target']} ({'no value' if value is None else 'no latency'})")
         else:
-            points.append(_point(engine, value))
+            points.append(_point(engine, value, data["metric"]))
     if not points:
         return ""
     line = _budget_line(data) if axis.is_metric else None
@@ -55,12 +56,15 @@ def accuracy_and_latency(data: Data) -> str:
 
     def draw(width: int) -> str:
         named = len(points) <= (NAMED_WIDE if width == WIDE else NAMED_NARROW)
-        found = charts.scatter(points, axis.title, width, up=axis.up, budget=line, named=named)
+        found = charts.scatter(
+            points, axis.title, width, up=axis.up, budget=line, named=named, limits=axis.limits
+        )
         keys = "".join(f"<li><b>{key or '–'}</b> {escape(name)}</li>" for key, name in found.keys)
         return found.svg + (f'<ul class="legend">{keys}</ul>' if keys else "")
 
-    legend = _scatter_legend(data, line is not None)
-    return f"<figure>{legend}{_both(draw)}<figcaption>{escape(caption)}</figcaption></figure>"
+    drawn = _both(draw)
+    legend = _scatter_legend(data, points, drawn, line is not None)
+    return f"<figure>{legend}{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def quality_name(data: Data) -> str:
@@ -68,19 +72,19 @@ def quality_name(data: Data) -> str:
     return "Accuracy" if _axis(data).is_metric else "Agreement"
 
 
-def _scatter_legend(data: Data, with_budget: bool) -> str:
-    items = [
-        ("base", "float baseline"),
-        ("cand", "candidate"),
-        ("rec", "recommended"),
-        ("fr", "Pareto front"),
-    ]
+def _scatter_legend(data: Data, points: Sequence[charts.Point], drawn: str, with_budget: bool) -> str:
+    """What is drawn, and nothing else."""
+    words = {"base": "float baseline", "cand": "candidate", "rec": "recommended"}
+    kinds = {point.kind for point in points} | {"base" for point in points if point.base}
+    items = [(kind, said) for kind, said in words.items() if kind in kinds]
+    if '<path class="fr"' in drawn:
+        items.append(("fr", "Pareto front"))
     if with_budget:
         items.append(("bu", f"budget, {budget(data['max_drop'], data['metric'])} from float"))
     return _legend(*items)
 
 
-def _point(engine: Data, value: Value) -> charts.Point:
+def _point(engine: Data, value: Value, metric: Data | None) -> charts.Point:
     return charts.Point(
         name=engine["target"],
         x=engine["latency"]["p50_ms"],
@@ -89,23 +93,27 @@ def _point(engine: Data, value: Value) -> charts.Point:
         y_bounds=value[1],
         base=engine["role"] == "baseline",
         chosen=engine["recommended"],
-        hint=charts.hint(engine),
+        hint=charts.hint(engine, metric),
     )
 
 
 def _axis(data: Data) -> _Axis:
     engines, metric = data["engines"], data["metric"]
     if metric and any(engine["metric"] and engine["latency"] for engine in engines):
-        title = f"{metric['name']}{', %' if unit(metric) else ''}"
+        title = f"{metric['name']}{', %' if unit(metric) == '%' else ''}"
         up = metric["higher_is_better"]
-        return _Axis(lambda engine: _metric(engine, up), title, up, is_metric=True)
+        limits = (0.0, 100.0) if unit(metric) == "%" else None
+        return _Axis(lambda engine: _metric(engine, up, limits), title, up, True, limits)
     if any((engine["agreement"] or {}).get("top1") is not None for engine in engines):
-        return _Axis(_agreement, "agreement with float, %", True)
+        return _Axis(_agreement, "agreement with float, %", True, limits=(0.0, 100.0))
     return _Axis(_sqnr, "SQNR, dB", True)
 
 
-def _metric(engine: Data, up: bool) -> Value | None:
-    """The metric with the bounds of the paired drop, which leaves out the chance that all engines share."""
+def _metric(engine: Data, up: bool, limits: charts.Bounds | None) -> Value | None:
+    """The metric with the bounds of the paired drop, which leaves out the chance that all engines share.
+
+    The bounds are held within `limits`, which the metric cannot leave.
+    """
     metric, drop = engine["metric"], engine["drop"]
     if not metric:
         return None
@@ -113,7 +121,8 @@ def _metric(engine: Data, up: bool) -> Value | None:
         return metric["value"], None
     worse, better = max(0.0, drop["high"] - drop["value"]), max(0.0, drop["value"] - drop["low"])
     below, above = (worse, better) if up else (better, worse)
-    return metric["value"], (metric["value"] - below, metric["value"] + above)
+    low, high = metric["value"] - below, metric["value"] + above
+    return metric["value"], (max(low, limits[0]), min(high, limits[1])) if limits else (low, high)
 
 
 def _agreement(engine: Data) -> Value | None:
@@ -149,8 +158,10 @@ def speed(data: Data) -> str:
     legend = [("eq", "±2 %: the same speed")]
     if any(engine["latency"]["aa_noise"] for engine in engines):
         legend.append(("aa", "float against itself (A/A): the noise of this machine"))
+    missing = tables.without_interval(engines)
     lead = '<p class="lead">Above 1 is faster. Measured in alternation, with 95 % intervals.</p>'
-    return f"{lead}<figure>{_legend(*legend)}{_both(lambda width: charts.forest(engines, width))}</figure>"
+    drawn = _both(lambda width: charts.forest(engines, width))
+    return f"{lead}<figure>{_legend(*legend)}{drawn}</figure>{missing}"
 
 
 def layer_errors(data: Data) -> str:
@@ -163,7 +174,8 @@ def layer_errors(data: Data) -> str:
         _layer_part(target, items, is_open=index == 0, hints=hints)
         for index, (target, items) in enumerate(found.items())
     ]
-    lead = "Signal to quantization noise of each layer's output; higher is better. The worst are in red."
+    lead = "Signal to quantization noise of each layer's output; higher is better."
+    lead += " The worst are in red." if any(len(items) >= FEW for items in found.values()) else ""
     return f'<p class="lead">{lead}</p>{"".join(parts)}'
 
 

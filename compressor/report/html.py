@@ -10,15 +10,16 @@ from compressor.report import figures, tables
 from compressor.report.style import CSS, SCRIPT
 from compressor.report.svg import escape
 from compressor.report.text import (
-    amount,
     between,
     budget,
     decibels,
+    differences,
     factors,
     interval,
     milliseconds,
     percent,
     points,
+    quantities,
     ratio,
     shorten,
     size,
@@ -28,6 +29,7 @@ from compressor.report.text import (
 __all__ = ["notebook", "render"]
 
 FOLDED = 4
+_ORIGINS = {"architecture": "the architecture", "default": "the defaults"}
 Data = Mapping[str, Any]
 
 
@@ -69,13 +71,15 @@ def notebook(data: Data) -> str:
     rows = []
     for engine in data["engines"]:
         latency = engine["latency"] or {"p50_ms": None, "ratio_to_baseline": None}
-        drop = interval(engine["drop"]) + (f" {engine['drop']['verdict'] or ''}" if engine["drop"] else "")
+        drop = interval(engine["drop"], differences(data["metric"])) + (
+            f" {engine['drop']['verdict'] or ''}" if engine["drop"] else ""
+        )
         values = (
             engine["target"] + (" ★" if engine["recommended"] else ""),
             size(engine["size_bytes"]),
             milliseconds(latency["p50_ms"]),
             _speed(latency["ratio_to_baseline"]),
-            interval(engine["metric"]),
+            interval(engine["metric"], quantities(data["metric"])),
             drop,
         )
         rows.append("<tr>" + "".join(f"<td {cell}>{escape(value)}</td>" for value in values) + "</tr>")
@@ -166,7 +170,11 @@ def _speed_tile(engine: Data) -> Tile:
     speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
     if not speed:
         return "Speed", "–", "not measured"
-    return "Speed", ratio(speed["value"]), f"{factors(speed)}, 95 % interval" if factors(speed) else ""
+    return (
+        "Speed",
+        ratio(speed["value"]),
+        f"{factors(speed)}, 95 % interval" if factors(speed) else "not proven",
+    )
 
 
 def _size_tile(data: Data, engine: Data) -> Tile:
@@ -182,13 +190,16 @@ def _quality_tiles(data: Data, engine: Data) -> list[Tile]:
     tiles = []
     if drop:
         name = f"{data['metric']['name'] if data['metric'] else 'Accuracy'} drop"
-        bounds = between(drop["low"], drop["high"])
+        form = differences(data["metric"])
+        bounds = between(drop["low"], drop["high"], form)
         judged = data["max_drop"] is not None
         held = (
-            f"; {drop['verdict']} (budget {budget(data['max_drop'])})" if drop["verdict"] and judged else ""
+            f"; {drop['verdict']} (budget {budget(data['max_drop'], data['metric'])})"
+            if drop["verdict"] and judged
+            else ""
         )
         counted = points(drop["value"], data["metric"]).strip()
-        tiles.append((name, f"{amount(drop['value'])} <small>{counted}</small>", bounds + held))
+        tiles.append((name, f"{form(drop['value'])} <small>{counted}</small>", bounds + held))
     else:
         tiles.append(("Accuracy", "unknown", "no labels"))
     if agreement and agreement["top1"] is not None:
@@ -219,7 +230,8 @@ def _attempts(data: Data) -> str:
     if not data["rungs"]:
         return ""
     total = span(sum(rung["seconds"] for rung in data["rungs"]))
-    lead = f"{len(data['rungs'])} in {total}, the cheapest first, until one keeps the budget."
+    count = len(data["rungs"])
+    lead = f"1 attempt, {total}." if count == 1 else f"{count} attempts, {total} in all, in this order."
     return _section("What was tried", tables.rungs(data), lead=lead)
 
 
@@ -231,10 +243,22 @@ def _run(data: Data) -> str:
     command = escape(shlex.join(data["command"]))
     copy = f'<div class="command"><button type="button" hidden>Copy</button><pre>{command}</pre></div>'
     return (
-        _section("Reproduce", copy)
+        _section("Reproduce", copy, _options(data))
         + _section("Model, data, machine", f"<dl>{facts}</dl>")
         + (_section("Cost of each step", tables.steps(data)) if data["steps"] else "")
     )
+
+
+def _options(data: Data) -> str:
+    """The options that took effect, those of an options file and the defaults included."""
+    options = data.get("options")
+    if not isinstance(options, Mapping) or not options:
+        return ""
+    facts = "".join(
+        f"<dt>{escape(_words(name))}</dt><dd>{_value(name, value)}</dd>" for name, value in options.items()
+    )
+    summary = "All options that took effect, defaults and options files included"
+    return f"<details><summary>{summary}</summary><dl>{facts}</dl></details>"
 
 
 def _facts(data: Data) -> list[tuple[str, str]]:
@@ -255,9 +279,36 @@ def _facts(data: Data) -> list[tuple[str, str]]:
             )
         else:
             facts.append((f"{name} data", "none"))
-    allowed = "none" if data["max_drop"] is None else budget(data["max_drop"])
+    if data["data"].get("disjoint"):
+        facts.append(("Overlap", "none: no sample is in both calibration and evaluation"))
+    facts += _preprocessing(data["data"])
+    allowed = "none" if data["max_drop"] is None else budget(data["max_drop"], data["metric"])
     facts += [("Budget (--max-drop)", allowed), ("Seed", str(data["seed"]))]
     return facts + [(_words(key), _value(key, value)) for key, value in data["machine"].items() if value]
+
+
+def _preprocessing(data: Data) -> list[tuple[str, str]]:
+    """How samples are made into inputs and who says so; one row where it is the same for all data."""
+    said = {}
+    for role in ("calibration", "evaluation"):
+        part = data[role]
+        if part and "preprocess" in part:
+            origin = part.get("preprocess_from")
+            plan = ", ".join(
+                _step(*item) for item in (part["preprocess"] or {}).items() if item[1] is not None
+            )
+            source = f" (from {escape(_ORIGINS.get(origin, origin))})" if origin and plan else ""
+            said[role] = f"{escape(plan)}{source}" if plan else "none"
+    if len(set(said.values())) <= 1:
+        return [("Preprocessing", value) for value in list(said.values())[:1]]
+    return [(f"Preprocessing, {role}", value) for role, value in said.items()]
+
+
+def _step(name: str, value: Any) -> str:
+    """A part of the preprocessing in the form that --preprocess takes."""
+    sign = "x" if name in ("resize", "crop") else "/"
+    values = value if isinstance(value, list | tuple) else [value]
+    return f"{name} " + sign.join(f"{item:.6g}" if isinstance(item, float) else str(item) for item in values)
 
 
 def _words(key: str) -> str:

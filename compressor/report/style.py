@@ -46,6 +46,7 @@ thead th{border-top:0;color:var(--soft);font-weight:600;vertical-align:bottom;wh
 background:var(--card)}
 tbody th{font-weight:500;min-width:9.5rem;max-width:22rem}
 .num{text-align:right;white-space:nowrap}
+.foot{margin:8px 0 0}
 .num small,th small{display:block;color:var(--soft);font-size:.8rem;font-weight:400}
 .text{min-width:14rem}
 .hash{white-space:nowrap}
@@ -90,7 +91,15 @@ background:var(--bg);border:1px solid var(--line);border-radius:7px;padding:4px 
 footer{margin-top:48px;color:var(--soft);font-size:.84rem}
 @media(max-width:640px){main{padding:20px 16px 48px}.wide{display:none}.narrow{display:block}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr))}.tile{padding:10px 12px}.tile b{font-size:1.35rem}
-dl{grid-template-columns:minmax(0,1fr);gap:0}dd{margin-bottom:8px}th,td{padding:7px 10px}}
+dl{grid-template-columns:minmax(0,1fr);gap:0}dd{margin-bottom:8px}th,td{padding:7px 10px}
+.cards,.cards tbody{display:block}.cards thead{display:none}
+.cards tr{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));padding:8px 0;
+border-top:1px solid var(--line)}
+.cards tr.chosen{background:var(--mark)}.cards tbody tr:first-child{border-top:0}
+.cards th,.cards td{display:block;border-top:0;padding:4px 12px;text-align:left;white-space:normal;
+background:none}
+.cards th{grid-column:1/-1;max-width:none;font-weight:600}
+.cards td::before{content:attr(data-name);display:block;color:var(--soft);font-size:.8rem}}
 @media print{:root{--bg:#fff;--ink:#000;--soft:#444;--line:#bbb;--card:#f3f3f3;--accent:#0a4fae;
 --good:#0c5c2d;--bad:#9c1c15;--warn:#6f4300;--mark:#e6f4ea;--band:#0a5fd11f;--noise:#8a53002b}
 body{font-size:11pt}main{max-width:none;padding:0}button{display:none}h2{break-after:avoid}

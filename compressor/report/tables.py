@@ -8,13 +8,14 @@ from typing import Any
 from compressor.report.svg import escape
 from compressor.report.text import (
     NONE,
-    amount,
     between,
     decibels,
+    differences,
     factor,
     factors,
     milliseconds,
     percent,
+    quantities,
     ratio,
     shorten,
     size,
@@ -22,11 +23,26 @@ from compressor.report.text import (
     unit,
 )
 
-__all__ = ["code", "engines", "files", "islands", "rungs", "skipped", "steps", "worst_layers"]
+__all__ = [
+    "code",
+    "engines",
+    "files",
+    "islands",
+    "rungs",
+    "skipped",
+    "steps",
+    "without_interval",
+    "worst_layers",
+]
 
 MANY = 60
+_HARD = ("In int8", "CPU, ms", "Memory")  # not to be understood from the head alone
+_SIMULATION = (
+    "simulation: SQNR of the engine against a float simulation of its own file, which is the error of the "
+    "kernels alone (the higher, the smaller)"
+)
 Data = Mapping[str, Any]
-Column = tuple[str, Callable[[Data], str | None]]
+Column = tuple[str, str, Callable[[Data], str | None]]
 
 
 def code(value: object, length: int = 300) -> str:
@@ -39,22 +55,28 @@ def _target(target: str) -> str:
     return code(target, 120).replace(":", ":<wbr>")
 
 
-def _table(name: str, heads: Iterable[str], rows: Iterable[str]) -> str:
-    """A table in a box of its own that scrolls sideways; `heads` and `rows` are HTML."""
+def _table(name: str, heads: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
+    """A table in a box of its own that scrolls sideways; `heads` and `rows` are HTML.
+
+    In one of the kind "cards" every row is a card on a narrow screen.
+    """
     head = "".join(heads)
     body = "".join(rows)
+    kind = kind and f" class={kind}"
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table{kind}>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _head(name: str, kind: str = "") -> str:
-    return f'<th scope="col"{kind and f" class={kind}"}>{escape(name)}</th>'
+def _head(name: str, kind: str = "", told: str = "") -> str:
+    title = told and f' title="{escape(told)}"'
+    return f'<th scope="col"{kind and f" class={kind}"}{title}>{escape(name)}</th>'
 
 
-def _number(value: str, under: str = "") -> str:
-    return f'<td class="num">{value}{f"<small>{under}</small>" if under else ""}</td>'
+def _number(value: str, under: str = "", told: str = "") -> str:
+    title = told and f' title="{escape(told)}"'
+    return f'<td class="num"{title}>{value}{f"<small>{under}</small>" if under else ""}</td>'
 
 
 def _rest(rows: Sequence[Any], shown: int) -> str:
@@ -65,37 +87,63 @@ def _rest(rows: Sequence[Any], shown: int) -> str:
 def engines(data: Data) -> str:
     """Every engine with everything that was measured; a column that nothing fills is left out and named."""
     columns = _engine_columns(data)
-    cells = {name: [make(engine) for engine in data["engines"]] for name, make in columns}
+    cells = {name: [make(engine) for engine in data["engines"]] for name, _, make in columns}
     shown = [name for name, values in cells.items() if any(value is not None for value in values)]
     rows = []
     for index, engine in enumerate(data["engines"]):
         badge = ' <span class="badge good">recommended</span>' if engine["recommended"] else ""
         role = "<small>float baseline</small>" if engine["role"] == "baseline" else ""
-        row = "".join(cells[name][index] or _number(NONE) for name in shown)
+        row = "".join(
+            (cells[name][index] or _number(NONE)).replace("<td ", f'<td data-name="{escape(name)}" ', 1)
+            for name in shown
+        )
         chosen = ' class="chosen"' if engine["recommended"] else ""
         rows.append(f'<tr{chosen}><th scope="row">{_target(engine["target"])}{badge}{role}</th>{row}</tr>')
-    heads = [_head("Engine"), *(_head(name, "num") for name in shown)]
-    absent = [name for name, _ in columns if name not in shown]
-    known = (
-        "Below a figure: its 95 % interval. Sim.: the engine against the float simulation of its own file."
+    heads = [_head("Engine"), *(_head(name, "num", told) for name, told, _ in columns if name in shown)]
+    absent = [name for name, _, _ in columns if name not in shown]
+    said = ["Below a figure: its 95 % interval."]
+    said += [f"{name}: {told}." for name, told, _ in columns if name in _HARD and name in shown]
+    said += [f"Not measured: {', '.join(absent)}."] if absent else []
+    lead = f'<p class="lead">{escape(" ".join(said))}</p>'
+    return lead + _table("Engines", heads, rows, "cards") + without_interval(data["engines"])
+
+
+def without_interval(engines: Iterable[Data]) -> str:
+    """Why a speed has no interval or proves nothing, a sentence for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for engine in engines:
+        speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
+        if speed and speed.get("reason"):
+            reasons.setdefault(speed["reason"], []).append(engine["target"])
+    said = (
+        f"The speed of {', '.join(targets[:20])} is undecided: {reason}."
+        for reason, targets in reasons.items()
     )
-    lead = f"{known} Not measured: {', '.join(absent)}." if absent else known
-    return f'<p class="lead">{escape(lead)}</p>' + _table("Engines", heads, rows)
+    return "".join(f'<p class="lead foot">{escape(words)}</p>' for words in said)
 
 
 def _engine_columns(data: Data) -> list[Column]:
     metric = data["metric"]
-    name = f"{metric['name']}{', %' if unit(metric) else ''}" if metric else "Metric"
+    name = f"{metric['name']}{', %' if unit(metric) == '%' else ''}" if metric else "Metric"
+    drop = "how much worse than the float engine on the same samples; below 0 is better than float"
     return [
-        ("Size", lambda engine: _size(data, engine)),
-        ("p50 / p90 / p99, ms", _latency),
-        ("Speed", _speed),
-        (name, lambda engine: _estimate(engine["metric"])),
-        ("Drop", lambda engine: _drop(engine["drop"])),
-        ("Agreement", _agreement),
-        ("In int8", _int8),
-        ("CPU, ms", lambda engine: _plain(engine["cpu_ms"], milliseconds)),
-        ("Memory", lambda engine: _plain(engine["peak_rss_bytes"], size)),
+        ("Speed", "times as fast as the float engine of the same runtime", _speed),
+        ("Drop", drop, lambda engine: _drop(engine["drop"], metric)),
+        (name, "", lambda engine: _estimate(engine["metric"], metric)),
+        ("p50 / p90 / p99, ms", "of the wall time of a call", _latency),
+        ("Size", "", lambda engine: _size(data, engine)),
+        ("Agreement", "predictions equal to those of float; SQNR of the outputs below it", _agreement),
+        ("In int8", f"share of the compute; {_SIMULATION}", _int8),
+        (
+            "CPU, ms",
+            "processor time of a call, of all threads together",
+            lambda engine: _plain(engine["cpu_ms"], milliseconds),
+        ),
+        (
+            "Memory",
+            "peak of a process that does nothing but load and run the engine, with the runtime itself",
+            lambda engine: _plain(engine["peak_rss_bytes"], size),
+        ),
     ]
 
 
@@ -127,20 +175,26 @@ def _latency(engine: Data) -> str | None:
 
 def _speed(engine: Data) -> str | None:
     speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
-    return _number(ratio(speed["value"]), factors(speed)) if speed else None
+    if not speed:
+        return None
+    reason = speed.get("reason") or ""
+    under = factors(speed) or ("no interval" if reason else "")
+    return _number(ratio(speed["value"]), under, reason)
 
 
-def _estimate(value: Data | None) -> str | None:
-    return _number(amount(value["value"]), between(value["low"], value["high"])) if value else None
+def _estimate(value: Data | None, metric: Data | None) -> str | None:
+    form = quantities(metric)
+    return _number(form(value["value"]), between(value["low"], value["high"], form)) if value else None
 
 
-def _drop(drop: Data | None) -> str | None:
+def _drop(drop: Data | None, metric: Data | None) -> str | None:
+    form = differences(metric)
     if not drop:
         return None
     verdict = drop.get("verdict")
     kind = {"kept": "good", "broken": "bad", "undecided": "warn"}.get(verdict or "", "")
     badge = f'<span class="badge {kind}">{verdict}</span>' if verdict else ""
-    return _number(amount(drop["value"]) + badge, between(drop["low"], drop["high"]))
+    return _number(form(drop["value"]) + badge, between(drop["low"], drop["high"], form))
 
 
 def _agreement(engine: Data) -> str | None:
@@ -153,7 +207,7 @@ def _agreement(engine: Data) -> str | None:
 
 def _int8(engine: Data) -> str | None:
     precision, gap = engine["precision"], engine["simulation_gap"]
-    under = f"sim. {decibels(gap['sqnr_db'])}" if gap and gap["sqnr_db"] is not None else ""
+    under = f"simulation {decibels(gap['sqnr_db'])}" if gap and gap["sqnr_db"] is not None else ""
     return (
         _number(percent(precision["share_int8"] if precision else None), under)
         if precision or under
@@ -188,25 +242,33 @@ def worst_layers(items: Sequence[Data], worst: Sequence[int]) -> str:
 
 def rungs(data: Data) -> str:
     """Every attempt with its outcome and cost."""
-    rows = []
+    metric, rows = data["metric"], []
     for item in data["rungs"][:MANY]:
         badge = ' <span class="badge good">used</span>' if item["kept"] else ""
         rows.append(
             f'<tr{" class=chosen" if item["kept"] else ""}><th scope="row">'
             f"{escape(shorten(item['name'], 120))}{badge}<small>{code(item['target'], 120)}</small></th>"
-            f'<td class="text">{escape(shorten(item["what"], 400))}</td>{_any(item["metric"])}'
-            f"{_any(item['drop'])}{_number(decibels(item['sqnr_db']))}{_number(span(item['seconds']))}</tr>"
+            f'<td class="text">{escape(shorten(item["what"], 400))}</td>{_rated(item["metric"], metric)}'
+            f"{_lost(item['drop'], metric)}{_number(decibels(item['sqnr_db']))}"
+            f"{_number(span(item['seconds']))}</tr>"
         )
     names = ("Metric", "Drop", "SQNR", "Time")
     heads = [_head("Attempt"), _head("What was done"), *(_head(name, "num") for name in names)]
     return _table("Attempts", heads, rows) + _rest(data["rungs"], MANY)
 
 
-def _any(value: Data | float | None) -> str:
-    """A rung's metric or drop, with or without interval and verdict."""
+def _rated(value: Data | float | None, metric: Data | None) -> str:
+    """A rung's metric, with or without interval."""
     if isinstance(value, Mapping):
-        return _drop(value) or ""
-    return _number(amount(value))
+        return _estimate(value, metric) or ""
+    return _number(quantities(metric)(value))
+
+
+def _lost(value: Data | float | None, metric: Data | None) -> str:
+    """A rung's drop, with or without interval and verdict."""
+    if isinstance(value, Mapping):
+        return _drop(value, metric) or ""
+    return _number(differences(metric)(value))
 
 
 def skipped(data: Data) -> str:
@@ -220,17 +282,17 @@ def skipped(data: Data) -> str:
 
 
 def steps(data: Data) -> str:
-    """What each step cost."""
+    """What each step did, and what it cost."""
     rows = [
         f'<tr><th scope="row">{escape(shorten(item["name"], 120))}'
         f"{'<small>from an earlier run</small>' if item['reused'] else ''}</th>"
+        f'<td class="text">{escape(shorten(item.get("what") or NONE, 300))}</td>'
         f"{_number(span(item['seconds']))}{_number(span(item['cpu_seconds']))}{_number(size(item['peak_rss_bytes']))}</tr>"
         for item in data["steps"][:MANY]
     ]
     names = ("Time", "CPU time", "Peak memory")
-    return _table("Steps", [_head("Step"), *(_head(name, "num") for name in names)], rows) + _rest(
-        data["steps"], MANY
-    )
+    heads = [_head("Step"), _head("Of what"), *(_head(name, "num") for name in names)]
+    return _table("Steps", heads, rows) + _rest(data["steps"], MANY)
 
 
 def files(data: Data) -> str:

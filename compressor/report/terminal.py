@@ -8,11 +8,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from compressor.report.text import (
     NONE,
-    amount,
+    Form,
     between,
     decibels,
+    differences,
+    factors,
     milliseconds,
     percent,
+    quantities,
     ratio,
     shorten,
     size,
@@ -124,16 +127,17 @@ Column = tuple[int, str, Callable[[Data], str]]
 def _columns(data: Data) -> list[Column]:
     """Columns as (rank, head, cell): a higher rank is dropped first where the terminal is narrow."""
     metric = data["metric"]
-    name = metric["name"] + (" %" if unit(metric) else "") if metric else "metric"
+    name = metric["name"] + (" %" if unit(metric) == "%" else "") if metric else "metric"
+    value, lost = quantities(metric), differences(metric)
     return [
         (4, "size", lambda engine: size(engine["size_bytes"])),
         (2, "p50 ms", lambda engine: milliseconds(_of(engine["latency"], "p50_ms"))),
         (8, "p99 ms", lambda engine: milliseconds(_of(engine["latency"], "p99_ms"))),
         (1, "speed", lambda engine: ratio(_of(_of(engine["latency"], "ratio_to_baseline"), "value"))),
-        (6, "speed 95 %", lambda engine: _bounds(_of(engine["latency"], "ratio_to_baseline"))),
-        (3, name, lambda engine: amount(_of(engine["metric"], "value"))),
-        (1, "drop", lambda engine: amount(_of(engine["drop"], "value"))),
-        (5, "drop 95 %", lambda engine: _bounds(engine["drop"])),
+        (6, "speed 95 %", lambda engine: factors(_of(engine["latency"], "ratio_to_baseline")) or NONE),
+        (3, name, lambda engine: value(_of(engine["metric"], "value"))),
+        (1, "drop", lambda engine: lost(_of(engine["drop"], "value"))),
+        (5, "drop 95 %", lambda engine: _bounds(engine["drop"], lost)),
         (0, "budget", lambda engine: _of(engine["drop"], "verdict") or NONE),
         (6, "agree", lambda engine: percent(_of(engine["agreement"], "top1"))),
         (7, "SQNR", lambda engine: decibels(_of(engine["agreement"], "sqnr_db"))),
@@ -146,8 +150,8 @@ def _of(part: Data | None, key: str) -> Any:
     return part[key] if part else None
 
 
-def _bounds(value: Data | None) -> str:
-    return (between(value["low"], value["high"]) if value else "") or NONE
+def _bounds(value: Data | None, form: Form) -> str:
+    return (between(value["low"], value["high"], form) if value else "") or NONE
 
 
 def _fitting(console: Console, data: Data) -> Table:
@@ -155,8 +159,8 @@ def _fitting(console: Console, data: Data) -> Table:
     made = [(rank, head, list(map(make, data["engines"]))) for rank, head, make in _columns(data)]
     columns = [column for column in made if set(column[2]) != {NONE}]
     names = [engine["target"] for engine in data["engines"]]
-    room = console.width - 2
-    width = min(max(len(name) for name in names), max(16, room // 2))
+    room = console.width - 3  # the mark and its gap
+    width = min(max(map(len, ("engine", *names))), max(16, room // 2))
     while columns and width + sum(2 + _width(head, cells) for _, head, cells in columns) > room:
         columns.remove(max(columns, key=lambda column: column[0]))
     return _table(data["engines"], names, width, columns)

@@ -6,21 +6,24 @@ A value of None is printed as a dash.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = [
     "NONE",
+    "Form",
     "amount",
     "between",
     "budget",
     "decibels",
+    "differences",
     "factor",
     "factors",
     "interval",
     "milliseconds",
     "percent",
     "points",
+    "quantities",
     "ratio",
     "shorten",
     "size",
@@ -41,6 +44,29 @@ def amount(value: float | None, digits: int = 2) -> str:
     else:
         text = f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.{digits}f}"
     return text.replace("-", _MINUS)
+
+
+Form = Callable[[float | None], str]
+
+
+def quantities(metric: Mapping[str, Any] | None) -> Form:
+    """How values of the metric are written: two decimals in percent, else four significant digits."""
+    return amount if metric is None or unit(metric) == "%" else lambda value: _significant(value, 4)
+
+
+def differences(metric: Mapping[str, Any] | None) -> Form:
+    """How differences of the metric are written: two decimals in percent, else three significant digits."""
+    return amount if metric is None or unit(metric) == "%" else lambda value: _significant(value, 3)
+
+
+def _significant(value: float | None, digits: int) -> str:
+    if not value:
+        return NONE if value is None else "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    exponent = math.floor(math.log10(abs(rounded)))
+    if not -5 < exponent < 7:
+        return f"{value:.{digits - 1}e}".replace("-", _MINUS)
+    return f"{rounded:.{max(0, digits - 1 - exponent)}f}".replace("-", _MINUS)
 
 
 def milliseconds(value: float | None) -> str:
@@ -89,10 +115,13 @@ def factor(value: float) -> str:
 
 
 def factors(value: Mapping[str, Any] | None) -> str:
-    """The bounds of a ratio's interval: 1.37–1.45; empty where none is known."""
+    """The bounds of a ratio's interval: 1.37–1.45, 1.108–1.113; empty where none is known."""
     if not value or value["low"] is None or value["high"] is None:
         return ""
-    return f"{factor(value['low'])}–{factor(value['high'])}"
+    low, high = factor(value["low"]), factor(value["high"])
+    if low == high and 0.095 <= value["low"] < value["high"] < 9.995:
+        low, high = f"{value['low']:.3f}", f"{value['high']:.3f}"
+    return f"{low}–{high}"
 
 
 def budget(value: float, metric: Mapping[str, Any] | None = None) -> str:
@@ -122,22 +151,25 @@ def decibels(value: float | None) -> str:
     return "no difference" if value >= 200 else f"{amount(value, 1)} dB"
 
 
-def between(low: float | None, high: float | None, digits: int = 2) -> str:
+def between(low: float | None, high: float | None, form: Form = amount) -> str:
     """The bounds of an interval; `to` where a minus sign would meet a dash."""
     if low is None or high is None:
         return ""
     word = " to " if low < 0 or high < 0 else "–"
-    return f"{amount(low, digits)}{word}{amount(high, digits)}"
+    ends = form(low), form(high)
+    if form is amount and ends[0] == ends[1] and low != high:
+        ends = amount(low, 3), amount(high, 3)
+    return word.join(ends)
 
 
-def interval(value: Mapping[str, Any] | float | None, digits: int = 2) -> str:
+def interval(value: Mapping[str, Any] | float | None, form: Form = amount) -> str:
     """`value (low–high)`, or the bare value where no interval is known."""
     if value is None:
         return NONE
     if not isinstance(value, Mapping):
-        return amount(value, digits)
-    bounds = between(value["low"], value["high"], digits)
-    return amount(value["value"], digits) + (f" ({bounds})" if bounds else "")
+        return form(value)
+    bounds = between(value["low"], value["high"], form)
+    return form(value["value"]) + (f" ({bounds})" if bounds else "")
 
 
 def unit(metric: Mapping[str, Any] | None) -> str:

@@ -8,6 +8,8 @@
    ratio lies above 1.02, or the measurer of the ratio says so. A float baseline needs no such proof.
 3. The fastest of these is recommended. Within a runtime the paired ratio orders them; runtimes are
    compared through the latency of their baselines. Within 2 % of the fastest, the smallest drop wins.
+4. A float engine is not recommended while a candidate that is accurate enough may still be faster: a
+   speed that is undecided is no evidence for float.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compressor.report.text import amount, between, budget, decibels, factors, percent, points, ratio
+from compressor.report.text import (
+    between,
+    budget,
+    decibels,
+    differences,
+    factors,
+    percent,
+    points,
+    ratio,
+)
 
 __all__ = ["Verdicts", "judge", "speed_class", "verdicts"]
 
@@ -24,6 +35,7 @@ SHARE_INT8 = 0.9
 TOLERATED = 0.01
 _LOSS = 1.0  # dB of SQNR that kernels may lose before it is said
 AGREEMENT, AGREEMENT_DB = 0.9, 10.0
+_LONGER, _LEAST_BENCH = 3, 60  # times as long as it was, and seconds
 
 Data = Mapping[str, Any]
 
@@ -90,7 +102,26 @@ def _recommended(data: Data) -> Data | None:
         return None
     fastest = min(time for time, _ in eligible)
     near = [(_drop_value(engine), time, engine) for time, engine in eligible if time <= fastest * FASTER]
-    return min(near, key=lambda item: item[:2])[2]
+    chosen = min(near, key=lambda item: item[:2])[2]
+    return None if chosen["role"] == "baseline" and _open(data, fastest) else chosen
+
+
+def _open(data: Data, fastest: float) -> list[Data]:
+    """Candidates of undecided speed that are accurate enough and may beat `fastest` (ms per sample)."""
+    found = []
+    for engine in data["engines"]:
+        if engine["role"] == "candidate" and speed_class(engine) == "undecided" and _accurate(data, engine):
+            time, speed = _sample_ms(data, engine), engine["latency"]["ratio_to_baseline"]
+            best = None if speed["high"] is None or time is None else time * speed["value"] / speed["high"]
+            if best is None or best * FASTER < fastest:
+                found.append(engine)
+    return found
+
+
+def _fastest_float(data: Data) -> float:
+    """Milliseconds per sample of the fastest float engine; infinite where none was timed."""
+    times = [_sample_ms(data, engine) for engine in data["engines"] if engine["role"] == "baseline"]
+    return min((time for time in times if time is not None), default=float("inf"))
 
 
 def _baseline(data: Data, engine: Data) -> dict[str, Any] | None:
@@ -167,11 +198,13 @@ def _speed(engine: Data) -> str:
     if not speed:
         return "latency not compared with float"
     bounds = f" ({factors(speed)})" if factors(speed) else ""
+    open_for = "; ".join(filter(None, (factors(speed), speed.get("reason"))))
     words = {
         "faster": f"{ratio(speed['value'])} the speed of float{bounds}",
         "slower": f"slower than float: {ratio(speed['value'])} its speed{bounds}",
         "same": f"as fast as float: {ratio(speed['value'])}{bounds}",
-        "undecided": f"speed against float undecided: {ratio(speed['value'])}{bounds}",
+        "undecided": f"speed against float undecided: {ratio(speed['value'])}"
+        + (f" ({open_for})" if open_for else ""),
     }
     return words[speed_class(engine) or "undecided"] + _noise(engine)
 
@@ -200,10 +233,11 @@ def _accuracy(data: Data, engine: Data) -> str:
     drop = engine["drop"]
     if not drop:
         return f"accuracy unknown (no labels){_agreement(engine)}"
-    bounds = between(drop["low"], drop["high"])
+    form = differences(data["metric"])
+    bounds = between(drop["low"], drop["high"], form)
     name = data["metric"]["name"] if data["metric"] else "accuracy"
     moved = "drop" if not data["metric"] or data["metric"]["higher_is_better"] else "rise"
-    text = f"{name} {moved} {amount(drop['value'])}{points(drop['value'], data['metric'])}" + (
+    text = f"{name} {moved} {form(drop['value'])}{points(drop['value'], data['metric'])}" + (
         f" ({bounds})" if bounds else ""
     )
     allowed = budget(data["max_drop"], data["metric"]) if data["max_drop"] is not None else ""
@@ -285,16 +319,13 @@ def _conclusion(data: Data, engine: Data, chosen: Data | None) -> str:
         None: "its speed was not compared with float",
     }
     if kind != "faster":
-        reasons.append(words[kind] + _why(engine))
+        reasons.append(words[kind])
     if not reasons and chosen:
         reasons = [f"{chosen['target']} is {_better(data, chosen, engine)}"]
-    return f"Not recommended: {' and '.join(reasons)}."
-
-
-def _why(engine: Data) -> str:
-    """Why the speed is undecided, as its measurer says."""
-    speed = engine["latency"] and engine["latency"]["ratio_to_baseline"]
-    return f" ({speed['reason']})" if speed and speed.get("reason") else ""
+    still = (
+        " yet" if chosen is None and any(engine is item for item in _open(data, _fastest_float(data))) else ""
+    )
+    return f"Not recommended{still}: {' and '.join(reasons)}."
 
 
 def _better(data: Data, chosen: Data, engine: Data) -> str:
@@ -326,7 +357,23 @@ def _no_choice(data: Data, candidates: Sequence[Data]) -> str:
             facts = "; ".join([_accuracy(data, only), *_caveats(only)])
             return f"No recommendation without latency. {only['target']}: {facts}."
         return "No recommendation: latency was not measured."
+    if unproven := _open(data, _fastest_float(data)):
+        return _not_yet(data, unproven, alone=len(candidates) == 1)
     return "No engine is recommended: none is proven both faster and accurate enough."
+
+
+def _not_yet(data: Data, unproven: Sequence[Data], *, alone: bool) -> str:
+    """Candidates may be faster than float, but the measurement was too short or too noisy to tell."""
+    engine = unproven[0]
+    asked = (data.get("options") or {}).get("bench") or 0
+    seconds = max(_LEAST_BENCH, _LONGER * asked)
+    longer = f"measure longer, for example with --bench {seconds:g}"
+    names = ", ".join(item["target"] for item in unproven)
+    opening = f"No recommendation yet: that {names} is faster than float is not proven, {longer}."
+    if not alone:
+        return opening
+    facts = [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
+    return f"{opening} {_sentence(facts)}"
 
 
 def _keep_float(data: Data, chosen: Data, candidates: Sequence[Data]) -> str:

@@ -193,10 +193,13 @@ def test_every_number_is_there(data: dict[str, Any]) -> None:
                     text.ratio(latency["ratio_to_baseline"]["value"]),
                     text.factors(latency["ratio_to_baseline"]),
                 ]
-        for part in ("metric", "drop"):
+        for part, forms in (("metric", text.quantities), ("drop", text.differences)):
             if engine[part]:
-                bounds = text.between(engine[part]["low"], engine[part]["high"])
-                wanted += [text.amount(engine[part]["value"]), bounds]
+                form = forms(data["metric"])
+                wanted += [
+                    form(engine[part]["value"]),
+                    text.between(engine[part]["low"], engine[part]["high"], form),
+                ]
         if engine["agreement"]:
             wanted += [text.decibels(engine["agreement"]["sqnr_db"])]
         for value in wanted:
@@ -310,6 +313,111 @@ def test_a_lower_metric_is_drawn_higher_where_lower_is_better(report: Any, engin
         assert other
         below = float(other[1] or other[2]) > float(base[1])
         assert below is higher_is_better
+
+
+def speed_of(html: str) -> str:
+    """The cell of the second engine's speed."""
+    return re.findall(r'<td data-name="Speed"[^>]*>.*?</td>', html)[1]
+
+
+def test_a_speed_without_an_interval_says_why(report: Any, engine: Any) -> None:
+    row = engine("int8:onnx:cpu")
+    reason = "fewer than 5 sets of <fresh> sessions"
+    row["latency"]["ratio_to_baseline"] |= {
+        "low": None,
+        "high": None,
+        "verdict": "undecided",
+        "reason": reason,
+    }
+    html = render(report([engine("fp32:onnx:cpu", role="baseline"), row]))
+    assert 'title="fewer than 5 sets of &lt;fresh&gt; sessions"' in speed_of(html)
+    assert "no interval" in speed_of(html)
+    assert f"The speed of int8:onnx:cpu is undecided: {reason}." in read(html).words
+    assert "is undecided" not in render(report())
+
+
+def test_an_accuracy_in_percent_is_not_drawn_beyond_a_hundred(report: Any, engine: Any) -> None:
+    rows = [engine("fp32:onnx:cpu", role="baseline"), engine("int8:onnx:cpu")]
+    for row in rows:
+        row["metric"] = {"value": 99.9, "low": 98.0, "high": 100.0}
+    rows[1]["drop"] |= {"value": 0.0, "low": -2.0, "high": 2.0}
+    page = read(render(report(rows)))
+    ticks = [float(words) for attributes, words in page.labels[0] if attributes.get("text-anchor") == "end"]
+    assert max(ticks) <= 100
+    bar = re.search(r'class="eb rec" d="[^"]*M[\d.]+ ([\d.]+)h6m-3 0V([\d.]+)', render(report(rows)))
+    assert bar
+    assert min(float(bar[1]), float(bar[2])) >= 14  # the upper edge of the drawing's area
+
+
+def test_small_numbers_of_a_metric_without_a_unit_are_told_apart(report: Any, engine: Any) -> None:
+    rows = [engine("fp32:onnx:cpu", role="baseline"), engine("int8:onnx:cpu", drop=0.004)]
+    rows[0]["metric"] = {"value": 0.998, "low": 0.996, "high": 0.9993}
+    rows[1]["metric"] = {"value": 0.994, "low": 0.991, "high": 0.9971}
+    data = report(rows, metric={"name": "f1", "higher_is_better": True}, max_drop=0.01, rungs=[])
+    words = read(render(data)).words
+    assert {"0.9980", "0.9940", "0.00400"} <= {word.strip() for word in words}
+    assert "f1 drop 0.00400 (" in data["headline"]
+
+
+def test_the_legend_names_what_is_drawn(report: Any, engine: Any) -> None:
+    base, chosen = engine("fp32:onnx:cpu", role="baseline"), engine("int8:onnx:cpu", drop=-0.5)
+    html = render(report([base, chosen]))
+    legend = html[html.index('<ul class="legend">') :].split("</ul>")[0]
+    assert "recommended" in legend
+    assert "candidate" not in legend
+    assert "Pareto" not in legend
+    both = render(report([base, chosen, engine("fp16:onnx:cpu", speed=1.1)]))
+    assert "candidate" in both[both.index('<ul class="legend">') :].split("</ul>")[0]
+
+
+def test_red_is_spoken_of_where_there_is_some(report: Any, layers: Any) -> None:
+    assert "in red" in render(report())
+    assert "in red" not in render(report(layers={"int8:onnx:cpu": layers(4)}))
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 attempt, 41 s."), (2, "2 attempts, 1 min 19 s in all")])
+def test_attempts_are_counted(report: Any, count: int, words: str) -> None:
+    data = report()
+    data["rungs"] = data["rungs"][:count]
+    assert words in render(data)
+
+
+def test_steps_say_of_what(report: Any) -> None:
+    data = report()
+    data["steps"][0]["what"] = "samples in photos/ <b>"
+    assert "samples in photos/ <b>" in read(render(data)).words
+
+
+def test_the_page_states_the_preprocessing_and_that_samples_are_apart(report: Any) -> None:
+    data = report()
+    plan = {"resize": 256, "crop": [224, 192], "mean": [0.485, 0.456], "layout": None, "scale": 1 / 255}
+    for part in ("calibration", "evaluation"):
+        data["data"][part] |= {"preprocess": plan, "preprocess_from": "architecture"}
+    said = "resize 256, crop 224x192, mean 0.485/0.456, scale 0.00392157 (from the architecture)"
+    words = read(render(data)).words
+    assert words[words.index("Preprocessing") + 1] == said
+    assert "Overlap" not in words
+    data["data"]["disjoint"] = True
+    data["data"]["evaluation"]["preprocess"] = None
+    words = read(render(data)).words
+    assert words[words.index("Preprocessing, calibration") + 1] == said
+    assert words[words.index("Preprocessing, evaluation") + 1] == "none"
+    assert "none: no sample is in both calibration and evaluation" in words
+    assert "Preprocessing" not in read(render(report())).words
+
+
+def test_the_options_that_took_effect_are_shown(report: Any) -> None:
+    words = read(render(report(options={"max_drop": 1.0, "data": "<x>", "targets": ["int8", "fp16"]}))).words
+    for name, value in (("Max drop", "1"), ("Data", "<x>"), ("Targets", "int8 fp16")):
+        assert words[words.index(name) + 1] == value
+    assert "All options that took effect" not in render(report())
+
+
+def test_figures_of_the_engines_table_are_explained(report: Any) -> None:
+    html = render(report())
+    for name in ("CPU, ms", "Memory", "In int8", "Speed", "Drop"):
+        assert re.search(rf'<th scope="col" class=num title="[^"]{{20,}}">{name}</th>', html), name
+        assert f'data-name="{name}"' in html  # the name of the figure on a card
 
 
 def test_the_command_can_be_copied(report: Any) -> None:

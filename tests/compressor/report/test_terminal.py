@@ -34,6 +34,19 @@ def test_nothing_is_wider_than_the_terminal(report: Any, engine: Any, width: int
         assert widest(text) <= width
 
 
+@pytest.mark.parametrize("width", range(30, 150))
+def test_no_number_is_cut(report: Any, engine: Any, width: int) -> None:
+    rows = [engine("fp32:onnx:cpu", role="baseline"), engine("int8:onnx:cpu", drop=40.2, p50=9000.0)]
+    rows[0]["precision"] = {"share_int8": 1.0, "float_islands": []}
+    data = report(rows)
+    for row in data["engines"]:
+        row["target"] = row["role"][:4]
+    data.update(headline="", verdict=[], notes=[], skipped=[])
+    text = render(Report(data), width)
+    assert "…" not in text
+    assert widest(text) <= width
+
+
 def test_eighty_columns_hold_what_matters(report: Any) -> None:
     lines = render(Report(report())).splitlines()
     head = next(line for line in lines if "engine" in line)

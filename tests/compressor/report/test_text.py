@@ -68,6 +68,42 @@ def test_sizes(count: int, said: str) -> None:
     assert text.size(count) == said
 
 
+PERCENT, PLAIN = {"name": "top1", "unit": "%"}, {"name": "f1", "unit": ""}
+
+
+@pytest.mark.parametrize(
+    ("value", "quantity", "difference"),
+    [
+        (0.998, "0.9980", "0.998"),
+        (0.9996, "0.9996", "1.00"),
+        (0.99999, "1.000", "1.00"),
+        (-0.004, "−0.004000", "−0.00400"),
+        (23.4567, "23.46", "23.5"),
+        (12345.6, "12350", "12300"),
+        (0, "0", "0"),
+        (3.2e-7, "3.200e−07", "3.20e−07"),
+        (None, "–", "–"),
+    ],
+)
+def test_metrics_without_a_unit_keep_their_digits(
+    value: float | None, quantity: str, difference: str
+) -> None:
+    assert text.quantities(PLAIN)(value) == quantity
+    assert text.differences(PLAIN)(value) == difference
+
+
+def test_metrics_in_percent_have_two_decimals() -> None:
+    assert text.quantities(PERCENT)(81.8461) == text.differences(PERCENT)(81.8461) == "81.85"
+
+
+def test_ends_that_round_alike_get_a_digit_more() -> None:
+    assert text.factors({"low": 1.108, "high": 1.1134}) == "1.108–1.113"
+    assert text.factors({"low": 1.0, "high": 1.0}) == "1.00–1.00"
+    assert text.factors({"low": 1.37, "high": 1.45}) == "1.37–1.45"
+    assert text.between(0.108, 0.1134) == "0.108–0.113"
+    assert text.between(-0.004, 0.004, text.differences(PLAIN)) == "−0.00400 to 0.00400"
+
+
 def test_intervals_with_a_sign_are_words() -> None:
     assert text.interval({"value": 0.1, "low": -0.3, "high": 0.5}) == "0.10 (−0.30 to 0.50)"
     assert text.interval({"value": 1.41, "low": 1.37, "high": 1.45}) == "1.41 (1.37–1.45)"

@@ -49,29 +49,66 @@ def test_int8_slower_than_float_is_never_recommended(report: Any, base: Any, eng
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words"),
+    ("low", "high", "chosen", "words"),
     [
-        (0.99, 1.01, "it is no faster than float"),
-        (0.99, 1.30, "its speed-up is not proven"),
-        (None, None, "its speed-up is not proven"),
+        (0.99, 1.01, BASE, "Not recommended: it is no faster than float"),
+        (0.90, 1.01, BASE, "Not recommended: its speed-up is not proven"),
+        (0.99, 1.30, None, "Not recommended yet: its speed-up is not proven"),
+        (None, None, None, "Not recommended yet: its speed-up is not proven"),
     ],
 )
 def test_the_whole_interval_must_be_faster(
-    report: Any, base: Any, engine: Any, low: float | None, high: float | None, words: str
+    report: Any, base: Any, engine: Any, low: float | None, high: float | None, chosen: str | None, words: str
 ) -> None:
+    """Undecided is no evidence for float either, unless the candidate cannot be faster."""
     row = engine(INT8)
     row["latency"]["ratio_to_baseline"] = {"value": 1.0, "low": low, "high": high}
-    chosen, line = found(report([base, row]))
-    assert chosen == BASE
-    assert line.startswith(f"Not recommended: {words}")
+    recommended, line = found(report([base, row]))
+    assert recommended == chosen
+    assert line.startswith(words)
+
+
+def unproven(engine: Any, target: str = INT8, **changes: Any) -> Any:
+    row = engine(target, speed=2.4, **changes)
+    reason = "fewer than 5 sets of fresh sessions fit into the time"
+    row["latency"]["ratio_to_baseline"] |= {
+        "low": None,
+        "high": None,
+        "verdict": "undecided",
+        "reason": reason,
+    }
+    return row
+
+
+def test_an_unproven_speed_up_asks_for_a_longer_measurement(report: Any, base: Any, engine: Any) -> None:
+    headline = report([base, unproven(engine)], options={"bench": 40.0})["headline"]
+    assert headline.startswith(f"No recommendation yet: that {INT8} is faster than float is not proven")
+    assert "--bench 120" in headline
+    assert "2.40× (fewer than 5 sets of fresh sessions fit into the time)" in headline
+    assert "float engine" not in headline
+    both = report([base, unproven(engine), unproven(engine, "int4:onnx:cpu")])["headline"]
+    assert f"{INT8}, int4:onnx:cpu" in both
+    assert "--bench 60" in both
+
+
+def test_what_is_undecided_takes_nothing_from_what_is_proven(report: Any, base: Any, engine: Any) -> None:
+    proven = engine("fp16:onnx:cpu", speed=1.6)
+    assert verdicts(report([base, unproven(engine), proven])).recommended == "fp16:onnx:cpu"
+    lost = unproven(engine, drop=9.0, budget="broken")
+    assert verdicts(report([base, lost])).recommended == BASE
+    quick = engine("fp32:openvino:cpu", role="baseline", p50=2.0)
+    slow = unproven(engine)
+    slow["latency"]["ratio_to_baseline"] |= {"low": 0.9, "high": 3.0}
+    assert verdicts(report([base, slow, quick])).recommended == "fp32:openvino:cpu"
 
 
 def test_the_measurer_of_the_ratio_has_the_word(report: Any, base: Any, engine: Any) -> None:
     row = engine(INT8)
     row["latency"]["ratio_to_baseline"] |= {"verdict": "undecided", "reason": "no larger than the noise"}
     chosen, line = found(report([base, row]))
-    assert chosen == BASE
-    assert line.startswith("Not recommended: its speed-up is not proven (no larger than the noise).")
+    assert chosen is None
+    assert line.startswith("Not recommended yet: its speed-up is not proven.")
+    assert "speed against float undecided: 1.41× (1.37–1.45; no larger than the noise)" in line.lower()
 
 
 def test_undecided_accuracy_may_be_recommended_but_is_said(report: Any, base: Any, engine: Any) -> None:
@@ -188,7 +225,7 @@ def test_nothing_is_recommended_without_latency(report: Any, base: Any, engine: 
 
 def test_a_metric_that_is_better_low_rises(report: Any, base: Any, engine: Any) -> None:
     data = report([base, engine(INT8, drop=0.002)], metric={"name": "mse", "higher_is_better": False})
-    assert "mse rise 0.0020 (" in found(data)[1]
+    assert "mse rise 0.00200 (" in found(data)[1]
     assert "point" not in found(data)[1]
 
 
