@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from compressor import events
 from compressor.errors import ModelFileError, UnsupportedError
 from compressor.model import TensorSpec
+from compressor.store import digest, file_digest
 
 if TYPE_CHECKING:
     import onnx
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LIMIT",
     "facts",
+    "file_set_digest",
     "operators",
     "parameters",
     "read",
@@ -53,6 +55,8 @@ def read(path: Path, *, data: bool = True) -> onnx.ModelProto:
     _check_external(model, path)
     if data:
         load_external_data_for_model(model, str(path.parent))
+        for tensor in tensors(model.graph):
+            tensor.ClearField("data_location")  # all are inside now, so the bytes are those of such a file
     return model
 
 
@@ -169,6 +173,12 @@ def facts(model: onnx.ModelProto) -> dict[str, Any]:
         "precision": next(iter(by_type), "float32"),
         "weights": by_type,
     }
+
+
+def file_set_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file that `write` wrote and of the weights beside it."""
+    side = path.with_name(f"{path.name}.data")
+    return digest(*(file_digest(each) for each in (path, side) if each.exists()))
 
 
 def _check_external(model: onnx.ModelProto, path: Path) -> None:

@@ -8,6 +8,7 @@ them the same one: tensors in, in the order of `Model.inputs`, and a tuple out, 
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -172,6 +173,7 @@ def save(
         "operators": operators(graph),
         "precision": "float32",
         "free": sorted({size for spec in inputs for size in spec.shape if isinstance(size, str)}),
+        "digest": _digest(program, (*inputs, *outputs)),
     }
     return Model(
         form="torch",
@@ -185,6 +187,22 @@ def save(
         preprocess=origin.preprocess,
         facts=facts,
     )
+
+
+def _digest(program: torch.export.ExportedProgram, specs: Sequence[TensorSpec]) -> str:
+    """SHA-256 (hex) over the graph's text, its weights and constants, and its inputs and outputs."""
+    import torch
+
+    total = hashlib.sha256("\n".join(map(str, specs)).encode())
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            total.update(str(module.graph).encode())
+    for name, value in (*program.state_dict.items(), *program.constants.items()):
+        total.update(f"{name}\0{getattr(value, 'dtype', None)}\0{getattr(value, 'shape', value)}\0".encode())
+        if isinstance(value, torch.Tensor):
+            plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            total.update(plain.numpy().data)
+    return total.hexdigest()
 
 
 def _weights(graph: torch.fx.GraphModule) -> list[torch.Tensor]:

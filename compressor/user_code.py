@@ -5,6 +5,7 @@ What goes wrong inside it becomes one line that names the exception and the user
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from typing import Any
 
 from compressor.errors import CompressError, DataError, UsageError
 
-__all__ = ["load", "running"]
+__all__ = ["files", "load", "running"]
 
 
 def load(reference: str) -> Any:
@@ -54,6 +55,29 @@ def running(reference: str) -> Iterator[None]:
         text = " ".join(str(error).split())[:300]
         said = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise DataError(f"{reference} failed with {said}{_place(error)}") from error
+
+
+def files() -> list[dict[str, str]]:
+    """The user's own modules that are imported here, as {"path", "sha256"} of their files, sorted by path.
+
+    Those are all that lie neither in the standard library nor in an installed package nor in this project.
+    """
+    ours = {"compressor", "exporters", "serving"}
+    paths = {
+        Path(str(module.__file__)).resolve()
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__file__", None) and name.partition(".")[0] not in ours
+    }
+    own = [path for path in sorted(paths) if path.is_file() and not _is_installed(path)]
+    return [{"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in own]
+
+
+def _is_installed(path: Path) -> bool:
+    homes = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    homes.add(str(Path(__file__).parent))  # the worker runs as __main__
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(
+        path.is_relative_to(Path(home).resolve()) for home in homes
+    )
 
 
 def _not_found(reference: str, error: BaseException | None) -> UsageError | None:

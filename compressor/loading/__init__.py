@@ -6,11 +6,11 @@ Nothing that a file contains is run or unpickled, except with `LoadOptions.trust
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compressor import events, plugins
+from compressor import events, plugins, user_code
 from compressor.errors import ModelFileError
 from compressor.model import Model, TensorSpec
 
@@ -74,10 +74,15 @@ def recognise(path: Path) -> str:
 
 
 def load(path: Path, options: LoadOptions, folder: Path) -> Model:
-    """Read a model file and write it below `folder` in one of the two forms of `Model`."""
+    """Read a model file and write it below `folder` in one of the two forms of `Model`.
+
+    Its `facts` hold `digest`, SHA-256 over what was really loaded (graph, weights, inputs), and `code`, the
+    files of the user's modules that built or unpickled it (`user_code.files`).
+    """
     kind = recognise(path)
     model: Model = plugins.module("loaders", kind).load(path, options, folder)
-    return model
+    foreign = user_code.files() if options.architecture or options.trust else []
+    return replace(model, facts={**model.facts, "code": foreign})
 
 
 def load_task(path: str, options: dict[str, Any], folder: str) -> dict[str, Any]:

@@ -56,7 +56,10 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
         sha256=file_digest(path),
         parameters=onnx_files.parameters(written),
         kind="onnx",
-        facts=onnx_files.facts(written),
+        facts={
+            **onnx_files.facts(written),
+            "digest": onnx_files.file_set_digest(folder / "model.onnx"),
+        },
     )
 
 

@@ -178,6 +178,7 @@ def _as_onnx(script: Any, specs: tuple[TensorSpec, ...], folder: Path, digest: s
     written = onnx_files.write(graph, folder / "model.onnx")
     facts = {**onnx_files.facts(written), "exporter": "torchscript"}
     facts["parity"] = check_onnx(script, folder / "model.onnx", specs)
+    facts["digest"] = onnx_files.file_set_digest(folder / "model.onnx")
     inputs, declared = onnx_files.specs(written)
     count = sum(value.numel() for value in script.parameters())
     return Model(
