@@ -1,4 +1,4 @@
-"""Where a quantized graph loses accuracy: signal-to-noise of every layer, against the float graph."""
+"""Where a quantized graph loses accuracy: signal-to-noise of every layer against the float graph, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from compressor.quantization.activations import (
     samples,
     unusable,
 )
+from compressor.quantization.causes import LayerCauses, layer_causes
 from compressor.quantization.observers.statistics import LIMIT
+from compressor.quantization.scheme import SCHEMES, Scheme
 from compressor.quantization.segments import write_segments
 
 __all__ = ["COMPUTE", "compare", "diagnose", "sqnr"]
@@ -44,8 +46,10 @@ def diagnose(
 ) -> dict[str, Any]:
     """The task: SQNR of each compute layer's output over the first usable `samples` samples.
 
-    Returns `layers`, a list in the graph's order of `name` and `op` of the node, `tensor` (its output)
-    and `sqnr_db`, and `samples`. The quantized graph runs with all optimizations off, as a float
+    Returns `layers`, a list in the graph's order of `name` and `op` of the node, `tensor` (its output),
+    `sqnr_db`, `own_sqnr_db` (of this layer alone, with float inputs) and `split` (the shares of that
+    error's causes, see `causes`; both None for what is not a Conv, Gemm or MatMul with constant weights),
+    and `samples`. The quantized graph runs with all optimizations off, as a float
     simulation of its Q/DQ pairs. Errors add up along the graph: a layer is to blame where the figure
     falls, not where it is low.
     """
@@ -56,33 +60,58 @@ def diagnose(
 
     batches = ((batch.indices, batch.inputs) for batch in stream(data))
     prepared = graph.prepare(Path(model["path"]))
-    return compare(prepared, onnx.load(quantized["path"]), batches, Path(folder), samples)
+    name = (quantized.get("facts") or {}).get("scheme")
+    scheme = SCHEMES.get(name) if name else None
+    return compare(prepared, onnx.load(quantized["path"]), batches, Path(folder), samples, scheme)
 
 
 def compare(
-    reference: Any, quantized: Any, batches: Batches, folder: Path, limit: int = 32
+    reference: Any,
+    quantized: Any,
+    batches: Batches,
+    folder: Path,
+    limit: int = 32,
+    scheme: Scheme | None = None,
 ) -> dict[str, Any]:
-    """As `diagnose`, for two `onnx.ModelProto`s whose tensors bear the same names."""
+    """As `diagnose`, for two `onnx.ModelProto`s whose nodes and tensors bear the same names."""
     made = {name for node in quantized.graph.node for name in node.output}
     layers = [node for node in reference.graph.node if node.op_type in COMPUTE and node.output[0] in made]
     tensors = [node.output[0] for node in layers]
+    causes = layer_causes(reference, quantized, scheme)
+    inputs = dict.fromkeys(cause.node.input[0] for cause in causes.values())
     pair = []
-    for name, model, exact in (("float", reference, False), ("quantized", quantized, True)):
-        segments = write_segments(model, tensors, folder, f"diagnose-{name}")
-        pair.append(Activations(segments, tensors, exact=exact))
+    for name, model, wanted in (
+        ("float", reference, list(dict.fromkeys([*tensors, *inputs]))),
+        ("quantized", quantized, tensors),
+    ):
+        segments = write_segments(model, wanted, folder, f"diagnose-{name}")
+        pair.append(Activations(segments, wanted, exact=name == "quantized"))
         for path in folder.glob(f"diagnose-{name}-*"):
             path.unlink()
     sums = {tensor: np.zeros(2) for tensor in tensors}
-    count = _accumulate(pair[0], pair[1], _usable(batches, limit), sums, limit)
+    count = _accumulate(pair[0], pair[1], _usable(batches, limit), sums, causes, limit)
     if not count:
         raise DataError("diagnosis: no sample is free of NaN and Inf; mend the data")
     return {
         "samples": count,
         "layers": [
-            {"name": node.name, "op": node.op_type, "tensor": tensor, "sqnr_db": sqnr(*sums[tensor])}
+            {
+                "name": node.name,
+                "op": node.op_type,
+                "tensor": tensor,
+                "sqnr_db": sqnr(*sums[tensor]),
+                **_own(causes.get(tensor)),
+            }
             for node, tensor in zip(layers, tensors, strict=True)
         ],
     }
+
+
+def _own(causes: LayerCauses | None) -> dict[str, Any]:
+    split = None if causes is None else causes.split()
+    if causes is None or split is None:
+        return {"own_sqnr_db": None, "split": None}
+    return {"own_sqnr_db": sqnr(causes.signal, causes.noise), "split": split}
 
 
 def sqnr(signal: float, noise: float) -> float:
@@ -100,15 +129,33 @@ def _usable(batches: Batches, limit: int) -> Iterator[Sample]:
 
 
 def _accumulate(
-    reference: Activations, other: Activations, found: Iterator[Sample], sums: dict[str, Array], total: int
+    reference: Activations,
+    other: Activations,
+    found: Iterator[Sample],
+    sums: dict[str, Array],
+    causes: dict[str, LayerCauses],
+    total: int,
 ) -> int:
     """Add up squares of signal and noise; one layer's pair of tensors is compared at a time."""
     count = 0
     for count, unit in enumerate(reference.units(found), 1):
-        for tensor, wanted, got in _paired(reference.run(unit), other.run(unit)):
+        seen = _watched(reference.run(unit), sums, causes, count)
+        for tensor, wanted, got in _paired(seen, other.run(unit)):
             sums[tensor] += _squares(wanted, got)
         events.progress("diagnosis", count, total)
     return count
+
+
+def _watched(
+    found: Iterator[tuple[str, Array]], sums: dict[str, Array], causes: dict[str, LayerCauses], ordinal: int
+) -> Iterator[tuple[str, Array]]:
+    """Pass the outputs of layers on; show the inputs of layers to their causes."""
+    for name, value in found:
+        for layer in causes.values():
+            if layer.node.input[0] == name:
+                layer.add(value, ordinal)
+        if name in sums:
+            yield name, value
 
 
 def _paired(

@@ -24,6 +24,7 @@ __all__ = [
     "QuantizedGraph",
     "is_dequantizer",
     "is_quantizer",
+    "scaled",
 ]
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -59,6 +60,19 @@ class Parameters:
         return _same(self.scale, other.scale) and _same(self.zero, other.zero)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def scaled(codes: NDArray[Any], given: Parameters) -> NDArray[np.float32] | None:
+    """The numbers that codes stand for; None where the parameters are not known or do not fit."""
+    if given.scale is None or given.zero is None or given.scale.ndim > 1:
+        return None
+    shape = [1] * codes.ndim
+    if given.axis is not None:
+        if given.axis >= codes.ndim or codes.shape[given.axis] != given.scale.size:
+            return None
+        shape[given.axis] = -1
+    scale, zero = (part.reshape(shape if part.size > 1 else ()) for part in (given.scale, given.zero))
+    return np.asarray((codes.astype(np.float64) - zero) * scale, np.float32)
 
 
 def _same(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
@@ -101,22 +115,24 @@ class QuantizedGraph(View):
         ]
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """The value of an initializer or Constant, also behind Identity."""
+        """The value of an initializer or Constant, also behind Identity and Transpose."""
         from onnx import numpy_helper
 
         value = self.array(name)
         maker = self.producers.get(name)
         if value is not None or maker is None:
             return value
-        if maker.op_type == "Identity":
-            return self.constant(maker.input[0])
+        if maker.op_type in ("Identity", "Transpose"):
+            inner = self.constant(maker.input[0])
+            turned = inner is not None and maker.op_type == "Transpose"
+            return np.transpose(np.asarray(inner), attribute(maker, "perm")) if turned else inner
         tensor = attribute(maker, "value") if maker.op_type == "Constant" else None
         return None if tensor is None else numpy_helper.to_array(tensor)
 
     def is_constant(self, name: str) -> bool:
         """Whether a name is known before the graph runs, without reading its data."""
         maker = self.producers.get(name)
-        if maker is not None and maker.op_type == "Identity":
+        if maker is not None and maker.op_type in ("Identity", "Transpose"):
             return self.is_constant(maker.input[0])
         return name in self.initializers or (maker is not None and maker.op_type == "Constant")
 
@@ -226,6 +242,23 @@ class QuantizedGraph(View):
         limits = np.iinfo(kind)
         real = value.astype(np.float32) / scale.astype(np.float32)
         return np.asarray(np.clip(np.rint(real) + zero, limits.min, limits.max).astype(kind))
+
+    def real(self, name: str) -> NDArray[Any] | None:
+        """The numbers that a constant stands for, seen through dequantizers, Cast, Mul and Transpose."""
+        value, maker = self.constant(name), self.producers.get(name)
+        if value is not None or maker is None:
+            return value
+        if is_dequantizer(maker):
+            codes, given = self.codes(maker), self.parameters(maker)
+            return None if codes is None else scaled(codes, given)
+        parts = [self.real(item) for item in maker.input]
+        if not parts or any(part is None for part in parts):
+            return None
+        if maker.op_type == "Transpose":
+            return np.transpose(np.asarray(parts[0]), attribute(maker, "perm"))
+        if maker.op_type == "Cast":
+            return np.asarray(parts[0]).astype(np.float32)
+        return np.asarray(parts[0]) * np.asarray(parts[1]) if maker.op_type == "Mul" else None
 
     # edits
 

@@ -161,21 +161,10 @@ def _float_bias(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit]:
     for hit in hits:
         assert hit.node is not None
         node = hit.node
-        codes, given = graph.constant(node.input[0]), graph.parameters(node)
-        name = node.output[0]
-        if (
-            codes is None
-            or given.scale is None
-            or given.zero is None
-            or name in graph.outputs | graph.captured
-        ):
+        value, name = graph.real(node.output[0]), node.output[0]
+        if value is None or name in graph.outputs | graph.captured:
             continue
-        shape = [1] * codes.ndim
-        if given.axis is not None and codes.ndim:
-            shape[given.axis] = -1
-        scale, zero = (part.reshape(shape if part.size > 1 else ()) for part in (given.scale, given.zero))
-        value = (codes - zero).astype(np.float32) * scale.astype(np.float32)
-        graph.redirect(name, graph.add(name, value.astype(np.float32)))
+        graph.redirect(name, graph.add(name, value))
         graph.remove(node)
         yield hit
 
