@@ -19,6 +19,7 @@ __all__ = ["Found", "Laboratory", "Mix", "Rung", "search"]
 
 Cut = Literal["budget", "interrupt"]
 EXCHANGES = 3
+MISSES = 2
 WORTH = 0.97  # a faster engine is tried if it is expected to take at most this share of the time
 
 
@@ -165,13 +166,18 @@ class _Search:
         return best
 
     def _climb(self) -> None:
-        """Go on until one is kept, or one is inside the budget and the next is no better."""
+        """Go on until one is kept, or one is inside the budget and the next is no better.
+
+        Where layers may stay float instead, two that are no better than the best are enough.
+        """
+        missed = 0
         for recipe in self.recipes:
             inside = bool(self.tried) and self._best().fits(self.max_drop)
             rung = self._attempt(recipe)
             if self.max_drop is None or rung.verdict in ("kept", None):
                 return
-            if inside and self._best() is not rung:
+            missed = 0 if self._best() is rung else missed + 1
+            if missed and (inside or (self.mixes and missed >= MISSES)):
                 return
 
     def _mix(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -145,6 +145,11 @@ class Trials:
         model, quantized = self.baseline.model.json(), engine.model.json()
         sensitivity: dict[str, Any] = {"weights": {}, "activations": {}}
         if not rung.fits(self.options.max_drop):
+            if step.parameters.get("bias_correction") == "full":  # makes good for errors that come before
+                alone = replace(step, parameters={**step.parameters, "bias_correction": "fast"})
+                recipe = replace(rung.recipe, steps=(*rung.recipe.steps[:-1], alone))
+                engine = self.maker.built(recipe, self.target)
+                quantized = engine.model.json()
             sensitivity = self.steps.run(
                 "sensitivity",
                 "compressor.quantization.sensitivity:sensitivity",
@@ -160,7 +165,7 @@ class Trials:
             "exclude": step.parameters.get("exclude"),
             "sensitivity": sensitivity,
             "floats": self._profiled(self.baseline),
-            "integers": self._profiled(engine),
+            "integers": self._profiled(rung.engine),
         }
 
     def _profiled(self, engine: Any) -> list[dict[str, Any]]:

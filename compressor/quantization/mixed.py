@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,27 @@ def choices(folder: str, **given: Any) -> dict[str, Any]:
     Given are `model`, its form `quantized` with `scheme` that was made without the nodes in `exclude`, what
     the task `sensitivity` gave, and the profiled kernels of the float engine (`floats`) and the quantized
     one (`integers`). Returns {"choices": [{"exclude": names, "ms", "error"}], "integer_ms", "float_ms"}:
-    times are predictions from the profiles. The last choice, all in float, is left out.
+    times are predictions from the profiles. The last choice, all in float, is left out. Where float beats
+    every mix, layers are ranked by error alone, since a small engine may be wanted all the same.
     """
     problem = _problem(**given)
     found = chain(problem)
+    if len(found) == 1 and problem.error:
+        found = [
+            Choice(choice.exclude, *costs(problem, choice.exclude)) for choice in chain(_by_number(problem))
+        ]
     nothing, _ = costs(problem, [])
-    rows = [_row(choice) for choice in found[:-1]]
-    return {"choices": rows, "float_ms": found[-1].ms, "integer_ms": nothing}
+    all_float, _ = costs(problem, [node.name for node in problem.nodes])
+    return {"choices": list(map(_row, found[:-1])), "float_ms": all_float, "integer_ms": nothing}
+
+
+def _by_number(problem: Problem) -> Problem:
+    """Every layer costs the same in float: for graphs where integers save no time at all, only bytes."""
+    nodes = [
+        replace(node, float_ms=float(not node.free), integer_ms=None if node.integer_ms is None else 0.0)
+        for node in problem.nodes
+    ]
+    return replace(problem, nodes=nodes, conversion={})
 
 
 def reduced(folder: str, layers: list[str], **given: Any) -> dict[str, Any]:

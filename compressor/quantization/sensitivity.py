@@ -47,9 +47,8 @@ def sensitivity(
     from compressor.quantization import graph
 
     prepared = graph.prepare(Path(model["path"]))
-    constants = {item.name for item in prepared.graph.initializer}
     simulator = Simulator(prepared, onnx.load(quantized["path"]))
-    groups = _groups(simulator, constants)
+    groups = _groups(simulator)
     simulator.batches = _batches(data, _PASSES * data.get("n", _MOST) // (len(groups) + 1))
     key = digest(model["sha256"], quantized["sha256"], simulator.samples)
     errors = _measured(simulator, groups, Path(folder, "sensitivity.json"), key)
@@ -61,11 +60,11 @@ def sensitivity(
     }
 
 
-def _groups(simulator: Simulator, constants: set[str]) -> dict[tuple[str, str], list[int]]:
+def _groups(simulator: Simulator) -> dict[tuple[str, str], list[int]]:
     """What is switched together: all that a node reads of constants, and all readings of an activation."""
     groups: dict[tuple[str, str], list[int]] = {}
     for place, edge in enumerate(simulator.edges):
-        constant = edge.tensor in constants
+        constant = edge.tensor in simulator.constants
         key = ("weight", edge.reader) if constant else ("activation", edge.tensor)
         groups.setdefault(key, []).append(place)
     return groups
@@ -93,6 +92,7 @@ class Simulator:
 
     def __init__(self, prepared: ModelProto, quantized: ModelProto) -> None:
         merged, self.edges = merge(prepared, quantized)
+        self.constants = {item.name for item in merged.graph.initializer}
         self._session = _open(merged)
         self._batches: list[dict[str, Array]] = []
         self._reference: list[list[Array]] = []

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from compressor.quantization.view import unique
 
 if TYPE_CHECKING:
@@ -101,10 +103,23 @@ class _Merger:
 
     def _join(self, node: NodeProto, other: NodeProto) -> None:
         """Let a node read either form of each input that differs."""
+        while len(node.input) < len(other.input):
+            node.input.append(self._nothing(other.input[len(node.input)]))
         for index, (mine, theirs) in enumerate(zip(list(node.input), other.input, strict=True)):
             theirs = self.alias.get(theirs, theirs)
             if mine != theirs:
                 node.input[index] = self._choice(Edge(node.name, index, mine), theirs)
+
+    def _nothing(self, bias: str) -> str:
+        """Zeros in the place of a bias that only the quantized layer has."""
+        from onnx import numpy_helper
+
+        codes = next(node.input[0] for node in self.other.graph.node if bias in node.output)
+        like = next(item for item in self.other.graph.initializer if item.name == codes)
+        name = unique(f"{bias}_zeros", self.names)
+        zeros = numpy_helper.from_array(np.zeros(tuple(like.dims), np.float32), name)
+        self.model.graph.initializer.add().CopyFrom(zeros)
+        return name
 
     def _outputs(self) -> None:
         for index, item in enumerate(self.model.graph.output):

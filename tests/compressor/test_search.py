@@ -102,6 +102,16 @@ def test_the_ladder_goes_on_while_it_must_or_improves(
     assert found.cut is None
 
 
+def test_two_rungs_that_are_no_better_lead_to_mixes() -> None:
+    recipes = [Recipe(name) for name in "abcde"]
+    drops = {"a": 9.0, "b": 5.0, "c": 6.0, "d": 5.5, "e": 1.0}
+    made = Made([4.0, 0.1, 0.1], outcomes={name: ("broken", drop) for name, drop in drops.items()})
+    found = search(recipes, made, 0.5, mixes=True)
+    assert [one.recipe.name for one in found.tried[:4]] == ["a", "b", "c", "d"]
+    assert found.chosen.recipe.name == "float [0]"
+    assert len(search(recipes, made, 0.5).tried) == 5
+
+
 def test_equal_drops_are_told_apart_by_sqnr() -> None:
     ranks = [rung(Recipe("x"), "broken", 0.9, sqnr).rank(0.5) for sqnr in (10.0, 30.0, 20.0)]
     assert max(ranks) == ranks[1]
