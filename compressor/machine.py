@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from compressor import plugins
+
 __all__ = ["cpu_flags", "doctor", "facts", "gpus", "instruction_set", "packages"]
 
 _FLAGS = (
@@ -172,13 +174,23 @@ def _version(distributions: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class _Framework:
-    """A module to try. `extra` None: part of the base install; "": not ours, installed by its own name."""
+    """A module to try. `extra` None: part of the base install; "": not ours, installed by its own name.
+
+    `plugin`: the loader, exporter or runtime that needs it; without one of that name it is not tried.
+    """
 
     module: str
     role: str
     extra: str | None = None
     distributions: tuple[str, ...] = ()
     also: str = "None"
+    plugin: str | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether anything in this version needs it."""
+        kinds = ("loaders", "exporters", "runtimes")
+        return self.plugin is None or any(self.plugin in plugins.names(kind) for kind in kinds)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -187,8 +199,11 @@ class _Framework:
     @property
     def install(self) -> str:
         if self.extra is None:
-            return "pip install --force-reinstall modelpress"
-        return f"pip install 'modelpress[{self.extra}]'" if self.extra else f"pip install {self.names[0]}"
+            found = next((name for name in self.names if _version((name,))), self.names[-1])
+            return f"pip install --force-reinstall {found}"
+        if not self.extra:
+            return f"pip install {self.names[0]}"
+        return f"pip install '.[{self.extra}]' in a clone, 'modelpress[{self.extra}]' from a package index"
 
 
 _FRAMEWORKS = (
@@ -203,15 +218,17 @@ _FRAMEWORKS = (
         distributions=("onnxruntime-gpu", "onnxruntime"),
         also="m.get_available_providers()",
     ),
-    _Framework("tensorflow", "Keras models, SavedModel", "tensorflow"),
-    _Framework("tf_keras", "Keras 2 models", "tensorflow"),
-    _Framework("tensorflow_model_optimization", "Keras quantization-aware training", "tensorflow"),
-    _Framework("litert_torch", "PyTorch to TFLite", "tflite"),
-    _Framework("ai_edge_litert", "runs TFLite engines", "tflite"),
-    _Framework("ai_edge_quantizer", "TFLite quantization", "tflite"),
-    _Framework("tensorrt", "TensorRT engines", "tensorrt"),
-    _Framework("tensorrt_rtx", "TensorRT for RTX engines", "tensorrt-rtx"),
-    _Framework("openvino", "OpenVINO engines", "openvino"),
+    _Framework("tensorflow", "Keras models, SavedModel", "tensorflow", plugin="keras"),
+    _Framework("tf_keras", "Keras 2 models", "tensorflow", plugin="keras"),
+    _Framework(
+        "tensorflow_model_optimization", "Keras quantization-aware training", "tensorflow", plugin="keras"
+    ),
+    _Framework("litert_torch", "PyTorch to TFLite", "tflite", plugin="tflite"),
+    _Framework("ai_edge_litert", "runs TFLite engines", "tflite", plugin="tflite"),
+    _Framework("ai_edge_quantizer", "TFLite quantization", "tflite", plugin="tflite"),
+    _Framework("tensorrt", "TensorRT engines", "tensorrt", plugin="tensorrt"),
+    _Framework("tensorrt_rtx", "TensorRT for RTX engines", "tensorrt-rtx", plugin="tensorrt_rtx"),
+    _Framework("openvino", "OpenVINO engines", "openvino", plugin="openvino"),
 )
 _ONNX_IN_RUNTIME = """
 import onnx, onnxruntime
@@ -224,11 +241,12 @@ print("answer:true")
 
 
 def doctor(timeout: float = 180) -> dict[str, Any]:
-    """Try every framework in a child process (two at a time, `timeout` seconds each).
+    """Try every framework that this version uses in a child process (two at a time, `timeout` seconds each).
 
-    Gives `machine` (facts), `frameworks` (list of module, role, status "ok" | "missing" | "broken",
-    version, reason, install, required), `providers` of onnxruntime, `problems` (lines that say what to
-    do), `notes` (limits to know of) and `ok` (no problems; an optional framework that is absent is none).
+    Gives `machine` (facts), `frameworks` (list of module, role, status "ok" | "missing" | "broken" |
+    "unused", version, reason, install, required), `providers` that onnxruntime is built with, `problems`
+    (lines that say what to do), `notes` (limits to know of) and `ok` (no problems; an optional framework
+    that is absent is none). "ok" means that the module can be imported.
     """
     machine = facts()
     with ThreadPoolExecutor(2) as pool:
@@ -261,6 +279,8 @@ def _try(framework: _Framework, timeout: float) -> dict[str, Any]:
         "install": framework.install,
         "also": None,
     }
+    if not framework.used:
+        return {**entry, "status": "unused", "reason": "nothing in this version uses it"}
     if find_spec(framework.module) is None:
         return entry
     code = (

@@ -148,9 +148,10 @@ class Layer(TypedDict):
 
 
 class Step(TypedDict):
-    """What one step of the run cost; `reused` came from an earlier run."""
+    """What one step of the run did (`what`) and cost; `reused` came from an earlier run."""
 
     name: str
+    what: NotRequired[str]
     seconds: float
     cpu_seconds: float | None
     peak_rss_bytes: int | None
@@ -166,17 +167,20 @@ class ModelFacts(TypedDict):
 
 
 class Samples(TypedDict):
-    """A set of samples."""
+    """A set of samples. `preprocess_from`: "--preprocess", "architecture" or "default"."""
 
     n: int
     sha256: str
+    preprocess: NotRequired[dict[str, Any] | None]
+    preprocess_from: NotRequired[str | None]
 
 
 class DataFacts(TypedDict):
-    """What calibrated and what judged."""
+    """What calibrated and what judged; `disjoint`: no sample is in both."""
 
     calibration: Samples | None
     evaluation: Samples | None
+    disjoint: NotRequired[bool]
 
 
 class Metric(TypedDict):
@@ -195,7 +199,7 @@ class Line(TypedDict):
 
 
 class ReportData(TypedDict):
-    """The whole of report.json."""
+    """The whole of report.json; `options` are those that took effect."""
 
     version: int
     created: str
@@ -206,6 +210,7 @@ class ReportData(TypedDict):
     data: DataFacts
     metric: Metric | None
     max_drop: float | None
+    options: NotRequired[dict[str, Any]]
     engines: list[Engine]
     rungs: list[Rung]
     skipped: list[Skipped]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["render", "render_doctor", "render_inspection", "show"]
 
 WIDTH = 80
+_ON_GPU = ("CUDA", "Tensorrt", "NvTensorRT")  # in names of execution providers
 Data = Mapping[str, Any]
 
 
@@ -209,14 +210,16 @@ def _print_doctor(console: Console, found: Data) -> None:
     for head in ("", "module", "version", "for"):
         table.add_column(head, overflow="fold")
     marks = {"ok": ("ok", "green"), "missing": (NONE, "dim"), "broken": ("!!", "red")}
-    for entry in found["frameworks"]:
+    for entry in (entry for entry in found["frameworks"] if entry["status"] != "unused"):
         mark, style = marks[entry["status"]]
         told = entry["role"] if entry["status"] == "ok" else f"{entry['role']}: {_remedy(entry)}"
         row = (mark, entry["module"], entry["version"] or NONE, told)
         table.add_row(*(Text(cell, style=style if not index else "") for index, cell in enumerate(row)))
     console.print(table)
+    if unused := [entry["module"] for entry in found["frameworks"] if entry["status"] == "unused"]:
+        _say(console, f"not used by this version: {', '.join(unused)}", style="dim")
     if found["providers"]:
-        _say(console, f"onnxruntime providers: {', '.join(found['providers'])}")
+        _say(console, f"onnxruntime is built for: {', '.join(_providers(found))}")
     console.print()
     for problem in found["problems"]:
         _say(console, f"problem: {problem}", style="red")
@@ -225,8 +228,16 @@ def _print_doctor(console: Console, found: Data) -> None:
     count = len(found["problems"])
     _say(
         console,
-        "everything that is installed works" if found["ok"] else f"{count} problem{'s' * (count > 1)}",
+        "everything installed that this version uses can be imported"
+        if found["ok"]
+        else f"{count} problem{'s' * (count > 1)}",
     )
+
+
+def _providers(found: Data) -> list[str]:
+    """Execution providers; those for a GPU are of no use where there is none."""
+    absent = "" if found["machine"]["gpus"] else " (built in, but no GPU found)"
+    return [f"{name}{absent if any(word in name for word in _ON_GPU) else ''}" for name in found["providers"]]
 
 
 def _remedy(entry: Data) -> str:

@@ -39,7 +39,10 @@ _PLUGINS = {"cpu": "CPU"}
 def available() -> str | None:
     """Why OpenVINO cannot be used here; None when it can."""
     if find_spec(PACKAGE) is None:
-        return "the package openvino is not installed; install it with: pip install 'modelpress[openvino]'"
+        return (
+            "the package openvino is not installed; install it with: pip install '.[openvino]' in a clone, "
+            "or 'modelpress[openvino]' from a package index"
+        )
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compressor import machine
+from compressor import machine, plugins
 
 
 def test_facts_are_json_and_the_same_again() -> None:
@@ -126,28 +126,43 @@ def test_the_doctor_finds_what_is_installed(found: dict[str, Any]) -> None:
     assert "CPUExecutionProvider" in found["providers"]
 
 
-def test_what_is_absent_names_the_extra_and_is_no_problem(found: dict[str, Any]) -> None:
-    extras = {
-        "openvino": "openvino",
-        "tensorflow": "tensorflow",
-        "ai_edge_litert": "tflite",
-        "tensorrt": "tensorrt",
-    }
-    by_module = {entry["module"]: entry for entry in found["frameworks"]}
-    for module, extra in extras.items():
-        entry = by_module[module]
-        if entry["status"] == "missing":
-            assert entry["install"] == f"pip install 'modelpress[{extra}]'"
-            assert not any(problem.startswith(module) for problem in found["problems"])
+def framework(module: str) -> machine._Framework:
+    return next(item for item in machine._FRAMEWORKS if item.module == module)
 
 
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, timeout: float = 20) -> dict[str, Any]:
-    """The entry of a framework whose module holds `body`."""
-    (tmp_path / "openvino.py").write_text(body)
+def test_what_is_absent_names_the_extra_and_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    entry = machine._try(framework("openvino"), 1)
+    assert entry["status"] == "missing"
+    assert not entry["required"]
+    for words in ("pip install '.[openvino]' in a clone", "'modelpress[openvino]' from a package index"):
+        assert words in entry["install"]
+    absent = [entry["module"] for entry in found["frameworks"] if entry["status"] == "missing"]
+    assert not any(problem.startswith(f"{module}:") for module in absent for problem in found["problems"])
+
+
+def test_a_framework_is_used_where_a_loader_exporter_or_runtime_needs_it(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]
+) -> None:
+    known = {name for kind in ("loaders", "exporters", "runtimes") for name in plugins.names(kind)}
+    status = {entry["module"]: entry["status"] for entry in found["frameworks"]}
+    assert status["openvino"] != "unused"
+    for item in machine._FRAMEWORKS:
+        assert (status[item.module] == "unused") == (item.plugin is not None and item.plugin not in known)
+    monkeypatch.setattr(machine.plugins, "names", lambda kind: ("tflite",) if kind == "exporters" else ())
+    assert framework("ai_edge_litert").used
+    assert framework("torch").used
+    assert not framework("openvino").used
+
+
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, timeout: float = 300) -> dict[str, Any]:
+    """The entry of a framework, which nothing else brings, whose module holds `body`."""
+    (tmp_path / "framework_of_this_test.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    framework = next(item for item in machine._FRAMEWORKS if item.module == "openvino")
-    return machine._try(framework, timeout)
+    return machine._try(machine._Framework("framework_of_this_test", "tests", ""), timeout)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +176,18 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, timeout: 
 def test_a_broken_framework_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ) -> None:
-    entry = broken(tmp_path, monkeypatch, body)
+    entry = tried(tmp_path, monkeypatch, body)
     assert entry["status"] == "broken"
     assert entry["reason"] == reason
 
 
 def test_a_framework_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = broken(tmp_path, monkeypatch, "import time; time.sleep(60)", timeout=1)
+    entry = tried(tmp_path, monkeypatch, "import time; time.sleep(60)", timeout=1)
     assert entry["reason"] == "the import did not end within 1 s"
 
 
 def test_chatter_of_a_framework_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = broken(
+    entry = tried(
         tmp_path,
         monkeypatch,
         "print('hello'); __version__ = '9.1'\nimport atexit; atexit.register(print, 'bye')",

@@ -159,7 +159,21 @@ def test_the_doctor_says_what_to_do() -> None:
         "1 problem",
     ):
         assert words in text
-    assert "everything that is installed works" in render_doctor(doctor(problems=[], ok=True), 100)
+    fine = render_doctor(doctor(problems=[], ok=True), 100)
+    assert "everything installed that this version uses can be imported" in fine
+
+
+def test_the_doctor_promises_nothing_that_is_not_used_or_not_there() -> None:
+    found = doctor(providers=["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"])
+    found["frameworks"][1] |= {"module": "tensorflow", "status": "unused", "install": "pip install it"}
+    assert "no GPU" not in render_doctor(found, 200)
+    found["machine"]["gpus"] = []
+    text = render_doctor(found, 200)
+    assert "not used by this version: tensorflow" in text
+    assert "pip install it" not in text
+    line = next(line for line in text.splitlines() if "CUDAExecutionProvider" in line)
+    assert line.count("(built in, but no GPU found)") == 2
+    assert line.endswith("CPUExecutionProvider")
 
 
 def test_facts_about_a_file_are_aligned() -> None:
