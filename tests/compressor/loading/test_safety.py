@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -158,9 +159,119 @@ def test_torchscript_that_writes_files_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     torch.jit.script(Writes()).save(str(tmp_path / "net.pt"))
     samples = (TensorSpec("x", "float32", (2,)),)
-    with pytest.raises(CompressError, match=r"reads or writes files by torch\.save"):
+    with pytest.raises(CompressError, match=r"reads or writes files by 'torch\.save'"):
         load(tmp_path / "net.pt", LoadOptions(samples=samples), tmp_path)
     assert not Path(MARK).exists()
+
+
+SCRIPTED = """class Net(Module):
+  __parameters__ = []
+  __buffers__ = []
+  training : bool
+  _is_full_backward_hook : Optional[bool]
+  def forward(self: __torch__.Net,
+    x: Tensor) -> Tensor:
+    return torch.relu(x)
+"""
+CALL = "    return torch.relu(x)\n"
+SAVE = f'(torch.zeros([1]), "{MARK}")'
+SCRIPT_ATTACKS = {
+    "blank": (CALL, f"    _0 = torch. save{SAVE}\n{CALL}"),
+    "line break": (CALL, f"    _0 = (torch.\n  save){SAVE}\n{CALL}"),
+    "comment": (CALL, f"    _0 = (torch. # x\n  save){SAVE}\n{CALL}"),
+    "line join": (CALL, f"    _0 = torch. \\\n  save{SAVE}\n{CALL}"),
+    "by name": (CALL, f'    _0 = getattr(torch, "save"){SAVE}\n{CALL}'),
+    "in a branch": (
+        CALL,
+        f'    if torch.is_floating_point(x):\n      _0 = getattr(torch, "save"){SAVE}\n{CALL}',
+    ),
+    "long form": (CALL, f"    _0 = ops.aten.save{SAVE}\n{CALL}"),
+    "mapped file": (CALL, f'    _0 = torch. from_file("{MARK}", True, 16)\n{CALL}'),
+    "other operators": (CALL, f'    _0 = ops.image.write_file("{MARK}", x)\n{CALL}'),
+    "default value": ("x: Tensor)", f"x: Tensor, y: NoneType=torch. save{SAVE})"),
+    "default value by name": ("x: Tensor)", f'x: Tensor, y: NoneType=getattr(torch, "save"){SAVE})'),
+    "class constant": (
+        "  training : bool\n",
+        f'  training : bool\n  a : Final[NoneType] = getattr(torch, "save"){SAVE}\n',
+    ),
+    "state": (
+        "  def forward",
+        "  def __setstate__(self: __torch__.Net,\n    state: bool) -> NoneType:\n"
+        f'    _0 = getattr(torch, "save"){SAVE}\n    return None\n  def forward',
+    ),
+}
+
+
+class Net(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+
+def scripted(folder: Path, old: str = "", new: str = "") -> Path:
+    """An archive of `Net` with `SCRIPTED` for its code, edited."""
+    whole = folder / "whole.pt"
+    torch.jit.script(Net()).save(str(whole))
+    assert old in SCRIPTED
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(folder / "net.pt", "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name.endswith(".py"):
+                class_name = re.search(rb"self: (__torch__\S*),", data)
+                assert class_name
+                data = SCRIPTED.replace(old, new).replace("__torch__.Net", class_name[1].decode()).encode()
+            if not name.endswith(".debug_pkl"):
+                target.writestr(name, data)
+    return folder / "net.pt"
+
+
+def test_the_plain_script_is_taken(tmp_path: Path) -> None:
+    samples = (TensorSpec("x", "float32", (2,)),)
+    assert load(scripted(tmp_path), LoadOptions(samples=samples), tmp_path).facts["operators"] == {"relu": 1}
+
+
+@pytest.mark.parametrize("attack", SCRIPT_ATTACKS)
+def test_torchscript_cannot_touch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = scripted(tmp_path, *SCRIPT_ATTACKS[attack])
+    samples = (TensorSpec("x", "float32", (2,)),)
+    with pytest.raises(ModelFileError, match=r"is refused.*--trust"):
+        load(path, LoadOptions(samples=samples), tmp_path)
+    with pytest.raises(ModelFileError, match=r"is refused.*--trust"):
+        inspect(path)
+    assert not Path(MARK).exists()
+
+
+@pytest.mark.parametrize("attack", ["by name", "in a branch"])
+def test_compiled_functions_are_checked_by_themselves(tmp_path: Path, attack: str) -> None:
+    from compressor.loading import _script_code
+
+    unit = torch._C.CompilationUnit()
+    path = scripted(tmp_path, *SCRIPT_ATTACKS[attack])
+    torch._C.import_ir_module(unit, str(path), torch.device("cpu"), {}, False)
+    with pytest.raises(ModelFileError, match=r"by 'aten::save' \(in forward\)"):
+        _script_code.check_functions(path, unit.get_functions())
+
+
+def test_hooks_of_torchscript_are_checked(tmp_path: Path) -> None:
+    from compressor.loading import _script_code
+
+    def hook(self: Any, x: tuple[torch.Tensor]) -> None:
+        torch.save(x[0], "MARK")
+
+    net = Net()
+    net.register_forward_pre_hook(hook)
+    torch.jit.script(net).save(str(tmp_path / "net.pt"))
+    unit = torch._C.CompilationUnit()
+    torch._C.import_ir_module(unit, str(tmp_path / "net.pt"), torch.device("cpu"), {}, False)
+    with pytest.raises(ModelFileError, match="by 'aten::save'"):
+        _script_code.check_functions(tmp_path / "net.pt", unit.get_functions())
+
+
+def test_a_trusted_script_may_do_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = scripted(tmp_path, "x: Tensor)", f'x: Tensor, y: Tensor=torch.from_file("{MARK}", True, 4))')
+    load(path, LoadOptions(trust=True, samples=(TensorSpec("x", "float32", (2,)),)), tmp_path)
+    assert Path(MARK).exists()  # so that the attacks above are real: loading alone runs a default value
 
 
 @pytest.mark.parametrize("protocol", range(5))
