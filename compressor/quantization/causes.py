@@ -8,10 +8,11 @@ error; together they are the layer's whole error, exactly:
 - activation rounding: rounding to codes, of the input, then of the output;
 - weight rounding: the weights' codes (after all corrections) against the float weights;
 - saturation: pairs of products cut at 16 bits by x86 kernels without VNNI (VPMADDUBSW), emulated here;
-- bias: what is the same for all positions of a channel. That is the mean, over the samples, of the summed
-  error, whatever brought it about, and the rounding of the bias itself. It is what a corrected bias removes.
+- bias: what rounding moves all positions of a channel by: the mean, over the samples, of the summed errors
+  of activation, weight and bias rounding, which a corrected bias removes, and what else the bias's own
+  rounding does. Activation and weight rounding are counted without their means.
 
-The first four are counted without their means. Shares are those of the summed powers, so they add up to 1;
+Shares are those of the summed powers, so they add up to 1;
 errors that compensate each other are counted in full. Positions of a Conv's output are sampled.
 """
 
@@ -147,11 +148,12 @@ class LayerCauses:
         """The summed power of each cause's error; None if nothing finite was seen."""
         if not self.count or not np.isfinite([self.noise, self.signal]).all():
             return None
-        centred = np.maximum(self.squares - np.square(self.sums) / self.count, 0).sum(axis=1)
+        rounding = np.array([step not in ("clipping", "saturation") for step in _STEPS])
+        means = np.square(self.sums) / self.count * rounding[:, None]
         found = dict.fromkeys(CAUSES, 0.0)
-        for cause, power in zip(_STEPS, centred, strict=True):
+        for cause, power in zip(_STEPS, np.maximum(self.squares - means, 0).sum(axis=1), strict=True):
             found[cause] += float(power)
-        found["bias"] += float(np.square(self.sums.sum(axis=0)).sum() / self.count)
+        found["bias"] += float(np.square(self.sums[rounding].sum(axis=0)).sum() / self.count)
         return found
 
     def split(self) -> dict[str, float] | None:
