@@ -94,6 +94,8 @@ def load_engine(path: str | Path, *, device: str | None = None, threads: int = 1
 def _find(path: Path) -> tuple[Path, dict[str, Any] | None]:
     if path.is_dir():
         path = path / MANIFEST
+        if not path.is_file():
+            raise ModelFileError(_no_manifest(path.parent))
     if path.suffix == ".json":
         named = read_manifest(path)
         return path.with_name(named["file"]), named
@@ -104,6 +106,13 @@ def _find(path: Path) -> tuple[Path, dict[str, Any] | None]:
         if manifest and manifest["file"] == path.name:
             return path, manifest
     return path, None
+
+
+def _no_manifest(folder: Path) -> str:
+    """That a folder holds no engine, and which folders below it do (a run's lie in `engines`)."""
+    found = sorted({*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"engines/*/{MANIFEST}")})
+    told = f"{folder}: this folder is no engine's (it has no {MANIFEST})"
+    return f"{told}; give one of: {', '.join(str(path.parent) for path in found[:10])}" if found else told
 
 
 def _verify(file: Path, digest: str) -> None:

@@ -39,7 +39,7 @@ def batches_of(data: dict[str, Any], size: int, seed: int = 0) -> list[dict[str,
     if data.get("source") is None:
         return _made_up(specs_of(data), size, seed)
     parts = _parts(data, size * _ROTATING)
-    if any(len(array) != count for part, count in parts for array in part.values()):
+    if any(array.shape[:1] != (count,) for part, count in parts for array in part.values()):
         return [part for part, _ in parts[:_ROTATING]]  # no batch axis: a batch is what the source gives
     samples = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
     count = sum(count for _, count in parts)
@@ -85,5 +85,5 @@ def _values(spec: TensorSpec, size: int, rng: np.random.Generator) -> Array:
     shape = tuple(size if axis == 0 else int(length) for axis, length in enumerate(spec.shape))
     dtype = np.dtype(spec.dtype)
     if dtype.kind == "f":
-        return rng.normal(size=shape).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
+        return np.asarray(rng.normal(size=shape), dtype)
+    return np.asarray(rng.integers(0, 2, shape), dtype)

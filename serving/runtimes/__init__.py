@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compressor import plugins
-from compressor.errors import DataError
+from compressor.errors import DataError, UsageError
 from compressor.model import TensorSpec
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Feeds = Mapping[str, Array]
 
-__all__ = ["Session", "availability", "check_feeds"]
+__all__ = ["MOST_THREADS", "Session", "availability", "check_feeds", "check_threads"]
+
+MOST_THREADS = 4096
 
 
 class Session(Protocol):
@@ -47,12 +49,23 @@ def availability(names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def check_threads(threads: int) -> None:
+    """Raise `UsageError` for a number of threads that no runtime can be asked for."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"threads must be from 1 to {MOST_THREADS}, not {threads}")
+
+
 def check_feeds(specs: tuple[TensorSpec, ...], feeds: Feeds) -> None:
     """Raise `DataError` that names the first difference between arrays and what the engine takes.
 
     Compared are names, dtype, rank and the fixed sizes; free dimensions take any size.
     """
     names = {spec.name for spec in specs}
+    if not isinstance(feeds, Mapping):
+        raise DataError(
+            f"the engine takes a dict of arrays by input name ({', '.join(sorted(names))}), "
+            f"not {type(feeds).__name__}"
+        )
     if names != set(feeds):
         raise DataError(_names_differ(names, set(feeds)))
     for spec in specs:

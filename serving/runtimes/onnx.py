@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.errors import ModelFileError, UnsupportedError
 from compressor.model import TensorSpec
-from serving.runtimes import check_feeds
+from serving.runtimes import check_feeds, check_threads
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -112,7 +112,7 @@ def open_session(path: Path, *, device: str, threads: int = 1, simulate: bool = 
     `simulate` turns all graph optimizations off, so that quantize/dequantize pairs run as they are
     written, around float kernels. Raises `ModelFileError` when the file cannot be read and
     `UnsupportedError` when the runtime or this machine cannot run it, also when ONNX Runtime would
-    have gone back to the CPU in silence.
+    have gone back to the CPU in silence; `UsageError` for a number of threads out of range.
     """
     options = session_options(threads, simulate=simulate)
     return OnnxSession(_inference_session(path, options, device), path.name)
@@ -126,6 +126,7 @@ def session_options(threads: int, *, simulate: bool = False) -> onnxruntime.Sess
     """
     import onnxruntime as ort
 
+    check_threads(threads)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

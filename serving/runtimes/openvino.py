@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.errors import ModelFileError, UnsupportedError
 from compressor.model import TensorSpec
-from serving.runtimes import check_feeds
+from serving.runtimes import check_feeds, check_threads
 
 if TYPE_CHECKING:
     import openvino
@@ -112,6 +112,7 @@ def settings(threads: int, *, simulate: bool = False) -> dict[str, Any]:
     One thread is the caller's (no stream): with a stream of one thread, OpenVINO 2026.4 loses errors and
     gives what was in memory.
     """
+    check_threads(threads)
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 0 if threads == 1 else 1,

@@ -131,3 +131,22 @@ def reference(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         }
 
     return write
+
+
+@pytest.fixture
+def scalar_engine(graph: Graph, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """An engine with an input that is a single number, and six samples for it."""
+    from compressor.data import describe
+
+    graph.node("MatMul", ["x", graph.floats("w", 4, 3)], "scores")
+    graph.node("Mul", ["scores", "gain"], "y")
+    path = graph.save(tmp_path / "scalar.onnx", {"x": [1, 4], "gain": []}, {"y": [1, 3]})
+    source = tmp_path / "samples.npz"
+    np.savez(source, x=np.ones((6, 4), np.float32), gain=np.arange(6, dtype=np.float32))
+    inputs = [
+        {"name": "x", "dtype": "float32", "shape": [1, 4]},
+        {"name": "gain", "dtype": "float32", "shape": []},
+    ]
+    facts = describe(str(source), None, inputs)
+    shared = {"preprocess": None, "indices": None, "batch": 1, "inputs": inputs}
+    return path, {"source": str(source), **shared, **{key: facts[key] for key in ("binding", "sha256", "n")}}

@@ -255,3 +255,10 @@ def test_simulation_gap_is_small_where_kernels_are_right(
     itself = {"baseline": str(mixed_engine), "samples": 8, **HERE}
     found = simulation_gap(str(mixed_engine), data=data, folder=str(tmp_path), **itself)
     assert found["lost_db"] < -100  # the engine is its own baseline, its simulation is not
+
+
+def test_an_input_may_be_a_single_number(scalar_engine: Any, tmp_path: Path) -> None:
+    path, data = scalar_engine
+    arguments = {"engine": str(path), "runtime": "onnx", "device": "cpu", "threads": 1, "data": data}
+    assert run_engine(**arguments, folder=str(tmp_path))["n"] == 6
+    assert precision(**arguments, folder=str(tmp_path))["share_by_type"] == {"float32": 1.0}

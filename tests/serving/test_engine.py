@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from compressor import events
-from compressor.errors import ModelFileError, UnsupportedError
+from compressor.errors import DataError, ModelFileError, UnsupportedError, UsageError
 from compressor.store import file_digest
 from serving import load_engine
 from serving.engine import read_manifest, write_manifest
@@ -114,7 +114,7 @@ def test_what_is_no_manifest(engine: Path) -> None:
             load_engine(path)
     path.unlink()
     with pytest.raises(ModelFileError, match="cannot be read"):
-        load_engine(engine.parent)
+        load_engine(path)
     with pytest.raises(ModelFileError, match="no such engine"):
         load_engine(engine.parent / "none.onnx")
     (engine.parent / "model.xyz").write_bytes(b"")
@@ -160,3 +160,28 @@ print(load_engine(sys.argv[1]).run({"x": np.ones((2, 64), np.float32)})["y"].sha
         [sys.executable, "-c", code, str(engine.parent)], capture_output=True, text=True, check=False
     )
     assert result.stdout.strip() == "(2, 64)", result.stderr
+
+
+def test_the_folder_of_a_run_names_the_engines_in_it(engine: Path) -> None:
+    run = engine.parent / "run"
+    folder = run / "engines" / "fp32-onnx-cpu"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(engine.read_bytes())
+    write_manifest(folder, manifest())
+    for given in (run, run / "engines"):
+        with pytest.raises(ModelFileError, match=r"give one of: .*engines/fp32-onnx-cpu"):
+            load_engine(given)
+    with pytest.raises(ModelFileError, match=r"no engine's \(it has no engine.json\)$"):
+        load_engine(engine.parent)
+
+
+@pytest.mark.parametrize("given", [X, [X], "x"])
+def test_arrays_without_names_are_refused_in_words(engine: Path, given: Any) -> None:
+    with pytest.raises(DataError, match=r"takes a dict of arrays by input name \(x\), not"):
+        load_engine(engine).run(given)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 9_999_999_999])
+def test_threads_out_of_range_are_refused_in_words(engine: Path, threads: int) -> None:
+    with pytest.raises(UsageError, match="threads must be from 1 to 4096"):
+        load_engine(engine, threads=threads)

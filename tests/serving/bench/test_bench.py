@@ -13,6 +13,8 @@ from compressor import events, worker
 from compressor.errors import DataError, UnsupportedError, UsageError
 from serving.bench import latency
 from serving.bench.inputs import batches_of, fixed_batch
+from serving.bench.interleave import Cluster, Measured
+from serving.bench.rows import Bench
 from serving.runtimes import onnx as runtime
 
 HERE = {"runtime": "onnx", "device": "cpu", "threads": 1}
@@ -30,27 +32,50 @@ def test_a_planted_ratio_is_found_and_an_engine_is_as_fast_as_itself(make_mlp: A
     ]
     assert [row["ratio_to_baseline"] is None for row in found] == [True, False, False]
     fast, itself = found[1]["ratio_to_baseline"], found[2]["ratio_to_baseline"]
-    assert fast["verdict"] == "faster"
-    assert fast["low"] < 2.05
-    assert fast["high"] > 1.8
-    assert fast["value"] == pytest.approx(1.95, abs=0.25)
-    assert itself["verdict"] in ("same", "undecided")
-    assert itself["value"] == pytest.approx(1, abs=0.1)
-    assert found[0]["aa_noise"]["low"] < 1.1
+    assert fast["verdict"] in ("faster", "undecided")
+    assert fast["value"] > 1.3 > itself["value"] > 1 / 1.3
     json.dumps(found, allow_nan=False)
 
 
-def test_figures_agree_with_each_other(make_mlp: Any, tmp_path: Path) -> None:
-    arguments = {"data": made_up(64), "seconds": 4, "batches": [1, 16], "folder": str(tmp_path), **HERE}
+def measured(clusters: int, passes: int, *lanes: float) -> Measured:
+    """Blocks of 20 calls, in every lane about `lanes` ms each, of which a quarter is CPU time."""
+    rng = np.random.default_rng(3)
+    found = [Cluster() for _ in range(clusters)]
+    for cluster in found:
+        for _ in range(2 * passes):
+            for lane, ms in enumerate(lanes):
+                times = ms * 1e6 * (1 + 0.02 * rng.standard_normal(20))
+                cluster.add(lane, [int(time) for time in times], int(times.sum() / 4))
+    return Measured(found, control=True)
+
+
+def test_figures_agree_with_each_other() -> None:
+    """The figures of known blocks: float at 2 ms, an engine twice as fast, float once more."""
+    bench = Bench([Path("float.onnx"), Path("int8.onnx")], data=made_up(64), seed=0, **HERE)
+    base, fast = bench.summary(measured(8, 5, 2.0, 1.0, 2.0), 16, np.random.default_rng(0))
+    for row, ms, calls in ((base, 2.0, 8 * 10 * 20 * 2), (fast, 1.0, 8 * 10 * 20)):
+        assert (row["batch"], row["clusters"], row["n"], row["inputs"]) == (16, 8, calls, "made-up")
+        assert row["p50_ms"] == pytest.approx(ms, rel=0.01)
+        assert row["p50_ms"] < row["p90_ms"] < row["p99_ms"] < 1.1 * ms
+        assert row["p50_interval_ms"][0] <= row["p50_ms"] <= row["p50_interval_ms"][1]
+        assert row["throughput_per_s"] * row["mean_ms"] / 1000 == pytest.approx(16)
+        assert row["cpu_ms"] == pytest.approx(row["mean_ms"] / 4, rel=1e-3)
+        assert row["aa_noise"]["low"] < 1 < row["aa_noise"]["high"]
+    speed = fast["ratio_to_baseline"]
+    assert speed["verdict"] == "faster"
+    assert 1.98 < speed["low"] <= speed["value"] <= speed["high"] < 2.02
+    assert base["ratio_to_baseline"] is None
+
+
+def test_figures_of_real_engines_are_whole(make_mlp: Any, tmp_path: Path) -> None:
+    arguments = {"data": made_up(64), "seconds": 1, "batches": [1, 16], "folder": str(tmp_path), **HERE}
     row = latency([str(make_mlp("m.onnx", 4))], **arguments)["engines"][0]
     for entry, size in ((row, 1), (row["batches"][0], 16)):
         assert entry["batch"] == size
-        assert entry["n"] > 662
-        assert 0 < entry["p50_ms"] <= entry["p90_ms"] <= entry["p99_ms"]
-        assert entry["p50_interval_ms"][0] <= entry["p50_ms"] <= entry["p50_interval_ms"][1]
+        assert entry["n"] >= 1
         assert entry["throughput_per_s"] * entry["mean_ms"] / 1000 == pytest.approx(size)
-        assert 0 < entry["cpu_ms"] < 1.2 * entry["mean_ms"]
-        assert entry["inputs"] == "made-up"
+        assert entry["p50_ms"] > 0
+        assert entry["cpu_ms"] > 0
 
 
 def test_what_was_measured_is_not_measured_again(make_mlp: Any, tmp_path: Path) -> None:
@@ -150,3 +175,16 @@ def test_memory_grows_with_the_engine(make_mlp: Any, tmp_path: Path) -> None:
 
     weights = 4 * 4 * 2048 * 2048
     assert engine_bytes(2048) - engine_bytes(64) > 0.8 * weights
+
+
+def test_an_input_may_be_a_single_number(scalar_engine: Any, tmp_path: Path) -> None:
+    path, data = scalar_engine
+    for given in (data, {**data, "source": None}):
+        assert {batch["gain"].shape for batch in batches_of(given, 1)} == {()}
+        folder = tmp_path / str(given["source"] is None)
+        folder.mkdir()
+        row = latency([str(path)], data=given, seconds=0.3, folder=str(folder), **HERE)["engines"][0]
+        assert row["batch"] == 1
+    assert [float(batch["gain"]) for batch in batches_of(data, 1)] == [0, 1, 2, 3, 4, 5]
+    arguments = {"engine": str(path), "data": data, "folder": str(tmp_path), **HERE}
+    assert worker.call("serving.bench:memory", arguments).value["peak_rss_bytes"] > 0
