@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compressor.report import charts, tables
+from compressor.report import causes, charts, tables
 from compressor.report.svg import escape
 from compressor.report.text import budget, unit
 
@@ -188,5 +188,5 @@ def _layer_part(target: str, items: Sequence[Data], *, is_open: bool, hints: boo
         drawn = _both(lambda width: charts.layers(items, red, width, hints=hints and width == WIDE))
     return (
         f"<details{' open' if is_open else ''}><summary>{tables.code(target, 120)}</summary>"
-        f"<figure>{drawn}</figure>{tables.worst_layers(items, worst)}</details>"
+        f"<figure>{drawn}</figure>{tables.worst_layers(items, worst)}{causes.page(items)}</details>"
     )

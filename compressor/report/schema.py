@@ -140,11 +140,16 @@ class Skipped(TypedDict):
 
 
 class Layer(TypedDict):
-    """Error of one layer's output, quantized against float; listed by depth."""
+    """Error of one layer's output, quantized against float; listed by depth.
+
+    `own_sqnr_db` is that of the layer alone, with float inputs, and `split` the share of each cause in it.
+    """
 
     name: str
     op: str
     sqnr_db: float | None
+    own_sqnr_db: NotRequired[float | None]
+    split: NotRequired[dict[str, float] | None]
 
 
 class Step(TypedDict):

@@ -73,6 +73,11 @@ svg .bt{fill:var(--warn)}
 .mk.base.rec{fill:var(--bg);stroke:var(--good)}.ring{fill:none;stroke:var(--good);stroke-width:1.5}
 .eq{fill:var(--band)}.aa{fill:var(--noise)}.bar{fill:var(--accent);opacity:.55}.bar.bad{fill:var(--bad);opacity:1}
 .no{fill:transparent}
+.c-clipping{fill:var(--bad);background:var(--bad)}.c-bias{fill:var(--soft);background:var(--soft)}
+.c-activation_rounding{fill:var(--accent);background:var(--accent)}
+.c-weight_rounding{fill:var(--good);background:var(--good)}
+.c-saturation{fill:var(--warn);background:var(--warn)}.text svg{height:10px;margin:5px 0 3px}
+.text small{color:var(--soft)}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;padding:0;color:var(--soft);font-size:.84rem}
 .legend b{font-weight:600;color:var(--ink)}
 .legend i{display:inline-block;width:12px;height:12px;margin-right:6px;vertical-align:-1px}
