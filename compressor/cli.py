@@ -183,14 +183,28 @@ def _print_plan(steps: list[Any]) -> None:
 
 def _inspect(arguments: list[str]) -> int:
     parser = _Parser(prog="compress inspect", description="Say what a file is, without running it.")
-    parser.add_argument("file")
+    parser.add_argument("file", help="a model file; with --layers, the folder of a run or an engine in it")
+    parser.add_argument("--layers", action="store_true", help="which layers lose accuracy, and why")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
+    if options.layers:
+        return _layers(Path(options.file), as_json=options.json)
     from compressor import worker
     from compressor.report.terminal import render_inspection
 
     facts = worker.call("compressor.loading:inspect_task", {"path": options.file}).value
     print(json.dumps(facts, indent=1) if options.json else render_inspection(facts))
+    return 0
+
+
+def _layers(path: Path, *, as_json: bool) -> int:
+    from compressor.report import Report, causes
+
+    folder, target = causes.find(path)
+    data = Report.load(folder).data
+    text = causes.render_layers(data, target)
+    found = {key: items for key, items in data["layers"].items() if target in (None, key)}
+    print(json.dumps(found, indent=1) if as_json else text)
     return 0
 
 
