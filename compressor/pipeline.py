@@ -568,6 +568,9 @@ def _rung(target: Target, rung: Rung, chosen: bool) -> dict[str, Any]:
         "sqnr_db": (rung.comparison.get("agreement") or {}).get("sqnr_db"),
         "seconds": round(rung.seconds, 2),
         "kept": chosen,
+        "partial": rung.partial,
+        "expected_ms": rung.ms,
+        "speed": rung.speed,
     }
 
 

@@ -187,6 +187,9 @@ class _Search:
         if fits and not self.timed:
             return
         mixes, ms = self.laboratory.mixed(base)
+        if ms:
+            self.tried = [replace(rung, ms=ms) for rung in self.tried]
+            base = self._best()
         mixes = [mix for mix in mixes if mix.recipe.steps != base.recipe.steps]
         if fits:
             self._faster(base, mixes, ms)

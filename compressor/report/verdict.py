@@ -267,8 +267,8 @@ def _caveats(engine: Data) -> list[str]:
     share = engine["precision"] and engine["precision"]["share_int8"]
     asked = engine["target"].partition(":")[0].partition("+")[0]
     if asked in ("int8", "int8-dynamic") and share is not None and share < SHARE_INT8:
-        caveats.append(f"only {percent(share)} of the compute runs in int8")
-    caveats += _weight_caveats(engine, asked)
+        caveats.append(f"only {percent(share)} of the compute runs in int8{_left_float(engine)}")
+    caveats += _unfused(engine, asked) + _weight_caveats(engine, asked)
     if _kernels_lose_more(engine):
         gap = decibels(engine["simulation_gap"]["sqnr_db"])
         caveats.append(
@@ -276,6 +276,27 @@ def _caveats(engine: Data) -> list[str]:
             "file), as when int8 sums saturate on a CPU without VNNI"
         )
     return caveats
+
+
+def _left_float(engine: Data) -> str:
+    """How many layers were left in float on purpose."""
+    layers = (engine.get("quantization") or {}).get("float") or []
+    count = sum(layer["reason"].startswith("left in float on request") for layer in layers)
+    return f" ({count} layer{'s' * (count > 1)} left in float by the recipe)" if count else ""
+
+
+def _unfused(engine: Data, asked: str) -> list[str]:
+    """Layers that the file holds in int8 and the runtime runs in float all the same, and why."""
+    layers, precision = (engine.get("quantization") or {}).get("float"), engine["precision"]
+    if asked != "int8" or layers is None or not precision:
+        return []
+    islands = precision["float_islands"]
+    count = len(islands) - len(layers)
+    if count <= 0:
+        return []
+    return [
+        f"{count} layer{'s' * (count > 1)} of the int8 file run{'s' * (count == 1)} in float ({islands[0]['reason']})"
+    ]
 
 
 def _weight_caveats(engine: Data, asked: str) -> list[str]:

@@ -156,6 +156,22 @@ def test_a_type_that_only_stores_weights_is_said(report: Any, base: Any, engine:
         assert (words in text) if words else ("stored" not in text)
 
 
+def test_layers_left_in_float_and_layers_that_did_not_fuse_are_told_apart(
+    report: Any, base: Any, engine: Any
+) -> None:
+    reason = "its inputs are quantized, its output is not (it goes to Add)"
+    island = {"name": "c", "op": "Conv", "share": 0.2, "reason": reason}
+    asked = {"name": "a", "op": "Conv", "reason": "left in float on request"}
+    never = {"name": "b", "op": "LSTM", "reason": "the runtime has no int8 kernel for LSTM"}
+    precision = {"share_int8": 0.62, "float_islands": [island] * 3}
+    row = engine(INT8, precision=precision, quantization={"float": [asked, never]})
+    line = found(report([base, row]))[1]
+    assert "only 62.0 % of the compute runs in int8 (1 layer left in float by the recipe)" in line
+    assert f"1 layer of the int8 file runs in float ({reason})" in line
+    row = engine(INT8, precision=precision, quantization={"float": [asked, asked, never]})
+    assert "of the int8 file" not in found(report([base, row]))[1]
+
+
 def test_little_int8_is_said(report: Any, base: Any, engine: Any) -> None:
     little = {"share_int8": 0.62, "float_islands": []}
     assert (
