@@ -294,9 +294,8 @@ def _unfused(engine: Data, asked: str) -> list[str]:
     count = len(islands) - len(layers)
     if count <= 0:
         return []
-    return [
-        f"{count} layer{'s' * (count > 1)} of the int8 file run{'s' * (count == 1)} in float ({islands[0]['reason']})"
-    ]
+    words = "1 layer of the int8 file runs" if count == 1 else f"{count} layers of the int8 file run"
+    return [f"{words} in float ({islands[0]['reason']})"]
 
 
 def _weight_caveats(engine: Data, asked: str) -> list[str]:
