@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compressor import user_code
 from compressor.errors import UsageError
 from compressor.state_dicts import fitted
 
@@ -56,7 +56,8 @@ def build(text: str) -> torch.nn.Module:
         try:
             network = found(*args, **kwargs)
         except Exception as error:  # whatever the user's code raises
-            raise UsageError(f"--arch '{text}' failed: {type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UsageError(f"--arch '{text}' failed: {reason}") from error
     if not isinstance(network, torch.nn.Module):
         raise UsageError(f"--arch '{text}' gave a {type(network).__name__}, not a torch.nn.Module")
     return network
@@ -134,32 +135,24 @@ def _before_arguments(text: str) -> tuple[str, str, str]:
 
 
 def _module(name: str, text: str) -> Any:
-    if name.endswith(".py") or os.sep in name:
-        return _from_file(Path(name), text)
     try:
+        if user_code.is_file_name(name):
+            return user_code.module_of_file(Path(name))
         return importlib.import_module(name)
-    except ImportError as error:
+    except UsageError as error:
+        raise UsageError(f"--arch '{_short(text)}': {error}") from error
+    except (ImportError, TypeError) as error:  # TypeError: a relative name
         raise UsageError(
-            f"--arch '{text}': cannot import '{name}' from the installed packages or {Path.cwd()} ({error})"
+            f"--arch '{_short(text)}': cannot import '{_short(name)}' from the installed packages or "
+            f"{Path.cwd()} ({_short(str(error))})"
         ) from error
+    except Exception as error:  # whatever the user's module raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UsageError(f"--arch '{_short(text)}': {name} fails to import: {reason}") from error
 
 
-def _from_file(path: Path, text: str) -> Any:
-    if not path.is_file():
-        raise UsageError(f"--arch '{text}': there is no file {path}")
-    sys.path.append(str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--arch '{text}': {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
-        raise UsageError(
-            f"--arch '{text}': {path} fails to import: {type(error).__name__}: {error}"
-        ) from error
-    return module
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
 def _fits(weights: Mapping[str, torch.Tensor], text: str) -> bool:

@@ -1,4 +1,6 @@
-"""The user's own code, named as `module:attribute`: found in the working directory or an installed package.
+"""The user's own code, named as `module:attribute` or `file.py:attribute`.
+
+A module is found in the working directory or among the installed packages.
 
 What goes wrong inside it becomes one line that names the exception and the user's line.
 """
@@ -7,21 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from compressor.errors import CompressError, DataError, UsageError
 
-__all__ = ["files", "load", "running"]
+__all__ = ["files", "is_file_name", "load", "module_of_file", "running"]
 
 
 def load(reference: str) -> Any:
-    """The object that `module:attribute` (dots allowed on both sides) names.
+    """The object that `module:attribute` (dots allowed on both sides) or `file.py:attribute` names.
 
     The working directory comes first while the module is imported and last afterwards, so that a file
     there shadows none of our own imports. Raises `UsageError` if there is no such module or attribute,
@@ -32,7 +37,7 @@ def load(reference: str) -> Any:
     sys.path.insert(0, here)
     try:
         with running(reference):
-            value = importlib.import_module(name)
+            value: Any = module_of_file(Path(name)) if is_file_name(name) else importlib.import_module(name)
             for part in attribute.split("."):
                 value = getattr(value, part)
             return value
@@ -42,6 +47,39 @@ def load(reference: str) -> Any:
         sys.path.remove(here)
         if here not in sys.path:
             sys.path.append(here)
+
+
+def is_file_name(name: str) -> bool:
+    """Whether what stands before the colon means a file of Python code, not a module."""
+    return name.endswith(".py") or os.sep in name
+
+
+def module_of_file(path: Path) -> ModuleType:
+    """Import a file as the module of its name; its folder is searched for other modules afterwards.
+
+    Raises `UsageError` if there is no such file, and whatever the file itself raises.
+    """
+    try:
+        resolved = path.expanduser().resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"there is no file {str(path)[:300]}") from error
+    known = sys.modules.get(resolved.stem)
+    if known is not None and getattr(known, "__file__", None) == str(resolved):
+        return known
+    spec = importlib.util.spec_from_file_location(resolved.stem, resolved)
+    if spec is None or spec.loader is None or not resolved.is_file():
+        raise UsageError(f"{path} is no file of Python code (.py)")
+    if str(resolved.parent) not in sys.path:
+        sys.path.append(str(resolved.parent))
+    module = importlib.util.module_from_spec(spec)
+    entered = sys.modules.setdefault(resolved.stem, module) is module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if entered:
+            del sys.modules[resolved.stem]
+        raise
+    return module
 
 
 @contextmanager
@@ -86,7 +124,8 @@ def _not_found(reference: str, error: BaseException | None) -> UsageError | None
         return UsageError(
             f"{reference}: there is no module '{error.name}' here or among the installed packages"
         )
-    if isinstance(error, AttributeError) and error.obj is sys.modules.get(name, error):
+    module = sys.modules.get(Path(name).stem if is_file_name(name) else name, error)
+    if isinstance(error, AttributeError) and error.obj is module:
         return UsageError(f"{reference}: module '{name}' has no '{attribute}'")
     return None
 

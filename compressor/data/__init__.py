@@ -1,8 +1,8 @@
 """Data for calibration and evaluation: one kind of source a module, all read as named batches of arrays.
 
 A source is written as a path (`photos`, `samples.npz`), a path with a split (`photos:val` is a sub-folder,
-`samples.npz:val` takes the keys `val_x` or `x_val`), or `module:callable`. What exists as a path is
-taken as one. Importing this package does not import numpy.
+`samples.npz:val` takes the keys `val_x` or `x_val`), `module:callable`, or `file.py:callable`. What exists
+as a path is taken as one. Importing this package does not import numpy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "stream",
 ]
 
-VERSION = 1
+VERSION = 2
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,9 @@ from compressor.errors import DataError
 
 __all__ = ["Location", "is_reference", "locate", "open_dataset"]
 
-_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_REFERENCE = re.compile(rf"{_DOTTED}:{_DOTTED}")
+_IN_FILE = re.compile(rf".+\.py:{_DOTTED}")
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ def locate(source: str) -> Location | None:
 
     In this order: all of it is a path that exists; what stands before the last `:` is one, and what
     follows is the split. A folder with no such sub-folder gives way to a module of the same name.
+    Raises `DataError` where a folder may not be searched.
     """
-    if Path(source).expanduser().exists():
-        return Location(Path(source).expanduser())
+    whole = _existing(source)
+    if whole is not None:
+        return Location(whole)
     head, colon, split = source.rpartition(":")
-    path = Path(head).expanduser()
-    if not colon or not head or not path.exists():
+    path = _existing(head) if colon and head else None
+    if path is None:
         return None
     if path.is_dir() and not (path / split).is_dir() and _is_module(head):
         return None
@@ -43,8 +47,11 @@ def locate(source: str) -> Location | None:
 
 
 def is_reference(source: str) -> bool:
-    """Whether `source` reads as `module:callable` and is no path."""
-    return bool(_REFERENCE.fullmatch(source)) and locate(source) is None
+    """Whether `source` reads as `module:callable` and is no path, or as `file.py:callable`."""
+    place = locate(source)
+    if _IN_FILE.fullmatch(source):
+        return place is None or (place.split is not None and place.path.is_file())
+    return bool(_REFERENCE.fullmatch(source)) and place is None
 
 
 def open_dataset(source: str, options: DataOptions) -> Dataset:
@@ -57,14 +64,28 @@ def open_dataset(source: str, options: DataOptions) -> Dataset:
     raise DataError(_unknown(source))
 
 
+def _existing(text: str) -> Path | None:
+    """The file or folder of that name; raises `DataError` if it may not be looked for."""
+    try:
+        path = Path(text).expanduser()
+        path.stat()
+    except PermissionError as error:
+        raise DataError(f"data '{text}' cannot be read: permission denied") from error
+    except (OSError, RuntimeError, ValueError):  # no such file, or nothing that could be a file's name
+        return None
+    return path
+
+
 def _unknown(source: str) -> str:
-    ways = "a folder of pictures, an .npz or .npy file (each also with :split), or module:callable"
+    ways = (
+        "a folder of pictures, an .npz or .npy file (each also with :split), or module:callable or "
+        "file.py:callable"
+    )
     place = locate(source)
     if place is None:
-        return f"data '{source}': there is no such file or folder; pass {ways}"
+        return f"data '{' '.join(source.split())[:300]}': there is no such file or folder; pass {ways}"
     if place.path.suffix == ".py":
-        code = f"{place.path.stem}:{place.split or 'batches'}"
-        return f"data '{source}': name Python code as module:callable, e.g. {code}"
+        return f"data '{source}': name what gives the batches too, e.g. {place.path}:batches"
     if place.split and place.path.is_dir():
         inner = sorted(item.name for item in place.path.iterdir() if item.is_dir())
         there = f"it has {', '.join(inner[:10])}" if inner else "it has none"

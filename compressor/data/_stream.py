@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor import events
+from compressor.data import _fingerprints
 from compressor.data._match import fixed_batch, match, reshaped, whole
 from compressor.data._source import open_dataset
 from compressor.data._types import Batch, DataOptions, Dataset
@@ -24,21 +25,32 @@ def stream(data: dict[str, Any], start: int = 0) -> Iterator[Batch]:
     A batch has `data["batch"]` samples, or fewer at the end; a model with a fixed batch of k gets k at a
     time, and what is left over at the end (or, if the source gives its own batches, of each of those) is left
     out with a warning. Memory does not depend on the number of samples. Raises `DataError` if the data
-    do not fit or a sample cannot be read.
+    do not fit, a sample cannot be read, or one is another than when the indices were made.
     """
     inputs = tuple(TensorSpec.of(spec) for spec in data["inputs"])
     dataset = open_dataset(data["source"], DataOptions(data.get("preprocess"), inputs))
     indices = np.load(data["indices"], allow_pickle=False) if data.get("indices") else None
     if start:
         indices = (dataset.usable if indices is None else indices)[start:]
+    marks = _fingerprints.read(data.get("indices"))
+    marks = marks[start:] if marks is not None else None
+    read = 0
     binder = _binder(dataset, indices, inputs, data.get("binding"))
     given = left = 0
     for batch in dataset.batches(indices, binder.batch or int(data["batch"])):
+        if marks is not None:
+            expected = marks[read : read + len(batch.indices)]
+            _fingerprints.refuse_change(data["source"], batch, binder.binding.values(), expected)
+        read += len(batch.indices)
         if binder.batch and len(batch.indices) < binder.batch:
             left += len(batch.indices)
             continue
         given += len(batch.indices)
         yield binder.bind(batch)
+    if marks is not None and read < len(marks):
+        raise DataError(
+            f"data '{data['source']}': the source gave fewer samples than before ({read} of {len(marks)})"
+        )
     _say_left(left, given + start, binder.batch)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor import events
+from compressor.data import _fingerprints
 from compressor.data._match import match, reshaped
 from compressor.data._source import open_dataset
 from compressor.data._stream import Binder
@@ -77,14 +78,14 @@ def split(
 
     With `held_out` the evaluation has none of the calibration's, which then are at most half of all. Samples
     with NaN or infinite values are left out of both. Writes `calibration.npy` and `evaluation.npy`, sorted
-    int64 positions, below `folder`. The choice hangs on the seed and positions by SHA-256 alone, so it is
-    the same with every version of numpy. `sha256` covers content and choice. Raises `DataError` if no
-    sample is left.
+    int64 positions, below `folder`, and their fingerprints where the source may change. The choice hangs on
+    the seed and positions by SHA-256 alone, so it is the same with every version of numpy. `sha256` covers
+    content and choice. Raises `DataError` if no sample is left.
     """
     specs = tuple(TensorSpec.of(spec) for spec in inputs)
     dataset = open_dataset(source, DataOptions(preprocess, specs))
     binder = Binder.of(dataset, specs) if specs else None
-    bad = _not_finite(dataset, binder)
+    bad, marks = _read_through(dataset, binder)
     sound = dataset.usable[~np.isin(dataset.usable, bad)]
     if not len(sound):
         raise DataError(f"data '{source}': every sample holds NaN or infinite values; mend the preprocessing")
@@ -101,7 +102,7 @@ def split(
         rest = rest[: len(rest) // group * group]
     parts = {"calibration": chosen, "evaluation": rest}
     return {
-        **{name: _write(Path(folder), name, part, dataset.sha256) for name, part in parts.items()},
+        **{name: _write(Path(folder), name, part, dataset, marks) for name, part in parts.items()},
         "left_out": [int(place) for place in bad],
     }
 
@@ -117,13 +118,22 @@ def _wanted(calibration: int, sound: int, group: int, held_out: bool) -> int:
     return min(-(-calibration // group) * group, most)
 
 
-def _write(folder: Path, name: str, indices: NDArray[Any], content: str) -> dict[str, Any]:
+def _write(
+    folder: Path, name: str, indices: NDArray[Any], dataset: Dataset, marks: NDArray[np.uint8] | None
+) -> dict[str, Any]:
+    """Indices, and where they are known the fingerprints of their samples."""
     indices = np.sort(indices).astype(np.int64)
-    beside = folder / f"{name}.partial.npy"
-    np.save(beside, indices)
-    beside.replace(folder / f"{name}.npy")
+    if marks is not None:
+        _save(_fingerprints.beside(folder / f"{name}.npy"), marks[np.searchsorted(dataset.usable, indices)])
+    _save(folder / f"{name}.npy", indices)
     places = hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()
-    return {"n": len(indices), "file": f"{name}.npy", "sha256": digest(content, places)}
+    return {"n": len(indices), "file": f"{name}.npy", "sha256": digest(dataset.sha256, places)}
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    beside = path.with_name(f"partial.{path.name}")
+    np.save(beside, array)
+    beside.replace(path)
 
 
 def _choose(sound: NDArray[Any], labels: NDArray[Any] | None, wanted: int, seed: int) -> NDArray[Any]:
@@ -140,21 +150,25 @@ def _choose(sound: NDArray[Any], labels: NDArray[Any] | None, wanted: int, seed:
     return np.array(order[:wanted], np.int64)
 
 
-def _not_finite(dataset: Dataset, binder: Binder | None) -> NDArray[Any]:
-    """Positions of samples with NaN or infinite values, as the model would get them; says which."""
+def _read_through(dataset: Dataset, binder: Binder | None) -> tuple[NDArray[Any], NDArray[np.uint8] | None]:
+    """Positions of samples with NaN or infinite values as the model would get them, which are named; and the
+    fingerprints of all usable samples. None are read of a source whose values are always finite."""
+    if dataset.finite:
+        return np.array([], np.int64), None
     bad: list[int] = []
-    if not dataset.finite:
-        done = 0
-        for batch in dataset.batches(dataset.usable, (binder and binder.batch) or _CHUNK):
-            done += len(batch.indices)
-            events.progress("checking samples", done, len(dataset.usable))
-            bad += _unsound(batch, binder)
+    marks: list[NDArray[np.uint8]] = []
+    done = 0
+    for batch in dataset.batches(dataset.usable, (binder and binder.batch) or _CHUNK):
+        done += len(batch.indices)
+        events.progress("checking samples", done, len(dataset.usable))
+        bad += _unsound(batch, binder)
+        marks.append(_fingerprints.fingerprints(batch, binder.binding.values() if binder else batch.inputs))
     if bad and len(bad) < len(dataset.usable):
         listed = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
         events.warn(
             f"{len(bad)} sample(s) with NaN or infinite values are left out: number {listed} (counted from 0)"
         )
-    return np.array(bad, np.int64)
+    return np.array(bad, np.int64), np.concatenate(marks)
 
 
 def _unsound(batch: Batch, binder: Binder | None) -> list[int]:

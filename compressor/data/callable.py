@@ -1,4 +1,6 @@
-"""Batches from the user's own code: `module:callable` returns an iterable of batches, anew at every call.
+"""Batches from the user's own code: `module:callable` or `file.py:callable` returns an iterable of batches.
+
+It is called anew for every pass, and must give the same each time.
 
 A batch is an array (or tensor), `(inputs, labels)`, or a mapping of names to arrays, of which one may hold
 labels. What the module names may also be an iterable itself, such as a torch `DataLoader`.
@@ -24,12 +26,12 @@ from compressor.model import TensorSpec
 
 __all__ = ["DESCRIPTION", "open_dataset", "recognise"]
 
-DESCRIPTION = "module:callable that gives batches"
+DESCRIPTION = "module:callable or file.py:callable that gives batches"
 _FORMS = "give an array, (inputs, labels), or a dict of arrays by input name"
 
 
 def recognise(source: str) -> bool:
-    """Whether `source` reads as `module:callable`; nothing is imported."""
+    """Whether `source` reads as `module:callable` or `file.py:callable`; nothing is imported."""
     return is_reference(source)
 
 
@@ -89,15 +91,21 @@ class _Batches:
     def batches(self, indices: NDArray[Any] | None, size: int) -> Iterator[Batch]:
         """No batch is merged with another: their shapes may differ."""
         last = None if indices is None else int(indices[-1]) if len(indices) else -1
+        known = self.__dict__.get("_facts")  # an earlier pass of this process, if there was one
+        total = hashlib.sha256()
         for batch in self._pass():
-            if last is not None and batch.indices[0] > last:
+            if last is not None and batch.indices[0] > last and (known is None or last + 1 < known.length):
                 return
+            if known is not None:
+                total.update(_content(batch))
             rows = np.arange(len(batch.indices))
             if indices is not None:
                 rows = rows[np.isin(batch.indices, indices)]
             labels = self._usable(batch)
             for start in range(0, len(rows), size):
                 yield _taken(batch, labels, rows[start : start + size])
+        if known is not None and total.hexdigest() != known.sha256:
+            raise self._changed()
 
     def _usable(self, batch: Batch) -> NDArray[Any] | None:
         """The batch's labels; whether rows are one-hot can be told from all batches only."""
@@ -115,11 +123,14 @@ class _Batches:
             raise DataError(f"data '{self._source}': there are no samples in it, it gave no batch")
         again = next(self._pass(), None)
         if again is None or _content(again) != summary.first:
-            raise DataError(
-                f"data '{self._source}': a second pass gives other samples than the first; return a new "
-                "iterable at each call, always in the same order (no shuffling, seed what is random)"
-            )
+            raise self._changed()
         return summary.facts()
+
+    def _changed(self) -> DataError:
+        return DataError(
+            f"data '{self._source}': a second pass gives other samples than the first; return a new "
+            "iterable at each call, always in the same order (no shuffling, seed what is random)"
+        )
 
     def _pass(self) -> Iterator[Batch]:
         with user_code.running(self._source):

@@ -70,3 +70,29 @@ def test_our_own_errors_pass_and_the_users_become_one_line() -> None:
         raise ValueError("one\n  two")
     with pytest.raises(KeyboardInterrupt), user_code.running("a:b"):
         raise KeyboardInterrupt
+
+
+def test_a_file_is_code_too(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "scores_of_file.py").write_text(
+        "import helper_of_file\ndef score(): return helper_of_file.N\n"
+    )
+    (tmp_path / "deep" / "helper_of_file.py").write_text("N = 7\n")
+    for name in ("deep/scores_of_file.py", f"{tmp_path}/deep/scores_of_file.py"):
+        assert user_code.load(f"{name}:score")() == 7
+    assert user_code.load("deep/scores_of_file.py:score") is user_code.load("deep/scores_of_file.py:score")
+    with pytest.raises(UsageError, match=r"scores_of_file\.py' has no 'none'"):
+        user_code.load("deep/scores_of_file.py:none")
+    for missing in ("none.py", "a" * 300 + ".py", "deep/helper_of_file"):
+        with pytest.raises(UsageError, match="there is no file"):
+            user_code.load(f"{missing}:x")
+    paths = [each["path"] for each in user_code.files()]
+    assert str((tmp_path / "deep" / "helper_of_file.py").resolve()) in paths
+
+
+def test_a_file_that_fails_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "fails_once.py").write_text("1 / 0\n")
+    with pytest.raises(DataError, match=r"ZeroDivisionError.*fails_once\.py, line 1"):
+        user_code.load("fails_once.py:x")
+    (tmp_path / "fails_once.py").write_text("x = 2  # mended\n")
+    assert user_code.load("fails_once.py:x") == 2
