@@ -9,8 +9,13 @@ from typing import Any, Literal
 
 from compressor.errors import UsageError
 
-__all__ = ["Model", "TensorSpec"]
+__all__ = ["DTYPES", "Model", "TensorSpec"]
 
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+_LARGEST = 2**31 - 1
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<shape>[^:=]+)(?::(?P<dtype>\w+))?")
 
 
@@ -24,13 +29,27 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """Read `NAME=SHAPE[:dtype]`, e.g. `image=?x3x224x224` or `ids=?x?:int64` (`,` works as `x`)."""
+        """Read `NAME=SHAPE[:dtype]`, e.g. `image=?x3x224x224` or `ids=?x?:int64` (`,` works as `x`).
+
+        Raises `UsageError` for another form, for a dtype outside of `DTYPES` and for too large a tensor.
+        """
         match = _INPUT.fullmatch(text.strip())
         sizes = re.split(r"[x,]", match["shape"]) if match else []
-        if not match or not all(size == "?" or (size.isdigit() and int(size)) for size in sizes):
+        if not match or not all(size == "?" or re.fullmatch("0*[1-9][0-9]*", size) for size in sizes):
             raise UsageError(
                 f"--input '{text}' is not of the form NAME=SHAPE[:dtype], e.g. image=?x3x224x224 "
                 "(? is a free dimension)"
+            )
+        elements = 1
+        for size in sizes:
+            elements *= 1 if size == "?" else int(size) if len(size) < 20 else _LARGEST + 1
+        if elements > _LARGEST:
+            raise UsageError(
+                f"--input '{text[:200]}' is too large: at most {_LARGEST:,} elements (2^31 - 1) can be fed"
+            )
+        if match["dtype"] and match["dtype"] not in DTYPES:
+            raise UsageError(
+                f"--input '{text}': unknown dtype '{match['dtype']}'; known are {', '.join(DTYPES)}"
             )
         free = {0: "batch"}
         shape = tuple(

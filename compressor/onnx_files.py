@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "operators",
     "parameters",
     "read",
+    "side_files",
     "spec",
     "specs",
     "tensors",
@@ -52,9 +54,13 @@ def read(path: Path, *, data: bool = True) -> onnx.ModelProto:
         model = onnx.load_model(str(path), load_external_data=False)
     except DecodeError as error:
         raise ModelFileError(f"{path} is a truncated or damaged ONNX file; get it again") from error
-    _check_external(model, path)
+    side_files(model, path)
     if data:
-        load_external_data_for_model(model, str(path.parent))
+        try:
+            load_external_data_for_model(model, str(path.parent))
+        except (onnx.checker.ValidationError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ModelFileError(f"{path}: the weights beside it cannot be read: {reason}") from error
         for tensor in tensors(model.graph):
             tensor.ClearField("data_location")  # all are inside now, so the bytes are those of such a file
     return model
@@ -181,29 +187,50 @@ def file_set_digest(path: Path) -> str:
     return digest(*(file_digest(each) for each in (path, side) if each.exists()))
 
 
-def _check_external(model: onnx.ModelProto, path: Path) -> None:
-    """Name the first file of weights that is missing, lies outside the model's folder or is too short."""
+def side_files(model: onnx.ModelProto, path: Path) -> list[Path]:
+    """The files beside `path` that hold weights of it; each is there, in its folder, and long enough.
+
+    Raises `ModelFileError` that names the first one that is not.
+    """
     import onnx
 
+    found: dict[Path, None] = {}
     for tensor in tensors(model.graph):
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entry = {item.key: item.value for item in tensor.external_data}
-        place = Path(entry.get("location", ""))
-        if place.is_absolute() or ".." in place.parts or not place.parts:
-            raise ModelFileError(
-                f"{path}: the weights of '{tensor.name}' point outside its folder ('{place}')"
-            )
-        try:
-            size = (path.parent / place).stat().st_size
-        except OSError as error:
-            raise ModelFileError(
-                f"{path} keeps weights in '{place}' beside it, and that file is missing: copy it there too"
-            ) from error
-        if int(entry.get("offset", 0)) + int(entry.get("length", 0)) > size:
-            raise ModelFileError(
-                f"{path}: its file of weights '{place}' is truncated ({size} bytes); get it again"
-            )
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entry = {item.key: item.value for item in tensor.external_data}
+            place = Path(entry.get("location", ""))
+            if place.is_absolute() or ".." in place.parts or not place.parts:
+                raise ModelFileError(
+                    f"{path}: the weights of '{tensor.name}' point outside its folder ('{place}')"
+                )
+            _check_side(path, place, entry, tensor.name)
+            found[path.parent / place] = None
+    return list(found)
+
+
+def _check_side(path: Path, place: Path, entry: dict[str, str], name: str) -> None:
+    side = path.parent / place
+    try:
+        status = side.stat()
+    except (OSError, ValueError) as error:
+        raise ModelFileError(
+            f"{path} keeps weights in '{place}' beside it, and that file is missing: copy it there too"
+        ) from error
+    if side.resolve() != path.parent.resolve() / place or not stat.S_ISREG(status.st_mode):
+        raise ModelFileError(
+            f"{path} keeps weights in '{place}', which is a link or no regular file; links are not followed: "
+            "put the file itself there"
+        )
+    numbers = {key: entry.get(key, "0") for key in ("offset", "length")}
+    wrong = [
+        f"{key} '{value[:40]}'" for key, value in numbers.items() if not re.fullmatch("[0-9]{1,18}", value)
+    ]
+    if wrong:
+        raise ModelFileError(f"{path} is damaged: the weights of '{name}' have {wrong[0]} in '{place}'")
+    if int(numbers["offset"]) + int(numbers["length"]) > status.st_size:
+        raise ModelFileError(
+            f"{path}: its file of weights '{place}' is truncated ({status.st_size} bytes); get it again"
+        )
 
 
 def spec(value: onnx.ValueInfoProto, role: str = "value") -> TensorSpec:

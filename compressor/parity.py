@@ -1,7 +1,8 @@
-"""Whether two forms of a model give the same: the check behind every conversion."""
+"""Whether two forms of a model give the same: the check behind every conversion, and a program's digest."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from compressor.torch_inputs import random_inputs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TOLERANCE", "check_onnx", "check_traced", "first_line", "relative_error"]
+__all__ = ["TOLERANCE", "check_onnx", "check_traced", "first_line", "program_digest", "relative_error"]
 
 TOLERANCE = 1e-3
 """Largest relative error that passes for rounding."""
@@ -115,6 +116,22 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     from torch.utils import _pytree as pytree
 
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def program_digest(program: torch.export.ExportedProgram, specs: Sequence[TensorSpec]) -> str:
+    """SHA-256 (hex) over the graph's text, its weights and constants, and its inputs and outputs."""
+    import torch
+
+    total = hashlib.sha256("\n".join(map(str, specs)).encode())
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            total.update(str(module.graph).encode())
+    for name, value in (*program.state_dict.items(), *program.constants.items()):
+        total.update(f"{name}\0{getattr(value, 'dtype', None)}\0{getattr(value, 'shape', value)}\0".encode())
+        if isinstance(value, torch.Tensor):
+            plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            total.update(plain.numpy().data)
+    return total.hexdigest()
 
 
 def first_line(error: BaseException) -> str:

@@ -8,7 +8,6 @@ them the same one: tensors in, in the order of `Model.inputs`, and a tuple out, 
 from __future__ import annotations
 
 import copy
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from compressor import events
 from compressor.errors import UnsupportedError
 from compressor.model import Model, TensorSpec
-from compressor.parity import check_traced, first_line
-from compressor.torch_inputs import arguments, bind, random_inputs
+from compressor.parity import check_traced, first_line, program_digest
+from compressor.torch_inputs import arguments, bind, random_inputs, refuse_cycle
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +172,7 @@ def save(
         "operators": operators(graph),
         "precision": "float32",
         "free": sorted({size for spec in inputs for size in spec.shape if isinstance(size, str)}),
-        "digest": _digest(program, (*inputs, *outputs)),
+        "digest": program_digest(program, (*inputs, *outputs)),
     }
     return Model(
         form="torch",
@@ -187,22 +186,6 @@ def save(
         preprocess=origin.preprocess,
         facts=facts,
     )
-
-
-def _digest(program: torch.export.ExportedProgram, specs: Sequence[TensorSpec]) -> str:
-    """SHA-256 (hex) over the graph's text, its weights and constants, and its inputs and outputs."""
-    import torch
-
-    total = hashlib.sha256("\n".join(map(str, specs)).encode())
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            total.update(str(module.graph).encode())
-    for name, value in (*program.state_dict.items(), *program.constants.items()):
-        total.update(f"{name}\0{getattr(value, 'dtype', None)}\0{getattr(value, 'shape', value)}\0".encode())
-        if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            total.update(plain.numpy().data)
-    return total.hexdigest()
 
 
 def _weights(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
@@ -258,6 +241,7 @@ def _plain(module: torch.nn.Module) -> tuple[torch.nn.Module, set[torch.dtype]]:
     """The module in evaluation mode, float32 and on the CPU; and the types that were widened."""
     import torch
 
+    refuse_cycle(module)
     if not isinstance(module, torch.fx.GraphModule):
         module.eval()
     small = {torch.float16, torch.bfloat16} & {

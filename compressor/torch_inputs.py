@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from compressor.errors import UsageError
+from compressor.errors import UnsupportedError, UsageError
 from compressor.model import TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["arguments", "bind", "random_inputs"]
+__all__ = ["arguments", "bind", "random_inputs", "refuse_cycle"]
 
 _FREE_STEPS, _FREE_PIXELS = 24, 224
 _LABELS = {"label", "labels", "target", "targets", "y", "class", "classes"}
@@ -41,17 +41,49 @@ def bind(
 
 
 def arguments(module: torch.nn.Module) -> list[str]:
-    """The names of forward's arguments; required ones only, if there are any."""
+    """The names of forward's arguments; required ones only, if there are any.
+
+    Raises `UnsupportedError` if forward takes nothing at all.
+    """
     import torch
 
     if isinstance(module, torch.jit.ScriptModule):
         schema = module.forward.schema.arguments[1:]
+        _refuse_none(schema)
         required = [each.name for each in schema if not each.has_default_value()]
         return required or [each.name for each in schema]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
+    parameters = inspect.signature(module.forward).parameters.values()
+    _refuse_none(parameters)
+    found = [each for each in parameters if each.kind in kinds]
     required = [each.name for each in found if each.default is inspect.Parameter.empty]
     return required or [each.name for each in found]
+
+
+def _refuse_none(parameters: Collection[Any]) -> None:
+    if not parameters:
+        raise UnsupportedError("the model has no input: its forward takes nothing that could be fed")
+
+
+def refuse_cycle(module: torch.nn.Module) -> None:
+    """Raise `UnsupportedError` if a module contains itself: whatever walks it would never end."""
+    above: set[int] = set()
+    done: set[int] = set()
+    walk = [(module, "", True)]
+    while walk:
+        current, name, entered = walk.pop()
+        if not entered:
+            above.discard(id(current))
+            done.add(id(current))
+        elif id(current) in above:
+            raise UnsupportedError(
+                f"the module contains itself (as '{name}'), so it can be neither run nor saved"
+            )
+        elif id(current) not in done:
+            above.add(id(current))
+            walk.append((current, name, False))
+            inner = [(key, each) for key, each in current._modules.items() if each is not None]
+            walk += [(each, f"{name}.{key}".lstrip("."), True) for key, each in inner]
 
 
 def random_inputs(inputs: Sequence[TensorSpec], batch: int = 2, seed: int = 0) -> tuple[torch.Tensor, ...]:

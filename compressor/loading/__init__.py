@@ -5,13 +5,16 @@ Nothing that a file contains is run or unpickled, except with `LoadOptions.trust
 
 from __future__ import annotations
 
+import stat
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compressor import events, plugins, user_code
-from compressor.errors import ModelFileError
+from compressor.errors import CompressError, ModelFileError, UnsupportedError
 from compressor.model import Model, TensorSpec
 
 __all__ = ["LoadOptions", "inspect", "inspect_task", "load", "load_task", "recognise"]
@@ -53,6 +56,11 @@ def recognise(path: Path) -> str:
 
     Raises `ModelFileError` that says what the file is, if it is not a model that can be read.
     """
+    with _in_one_line():
+        return _recognised(path)
+
+
+def _recognised(path: Path) -> str:
     _refuse_no_file(path)
     other = _other_kind(path)
     if other:
@@ -80,7 +88,15 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
     files of the user's modules that built or unpickled it (`user_code.files`).
     """
     kind = recognise(path)
-    model: Model = plugins.module("loaders", kind).load(path, options, folder)
+    module = plugins.module("loaders", kind)
+    for name, option in (("architecture", "--arch"), ("inputs", "--input")):
+        if getattr(options, name) and name not in module.USES:
+            events.warn(f"{option} is not used: {path.name} ({module.DESCRIPTION}) holds what it would say")
+    with _in_one_line():
+        model: Model = module.load(path, options, folder)
+        if not model.inputs or not model.outputs:
+            lacking = "input" if not model.inputs else "output"
+            raise UnsupportedError(f"the model has no {lacking}: there is nothing to feed or to compare")
     foreign = user_code.files() if options.architecture or options.trust else []
     return replace(model, facts={**model.facts, "code": foreign})
 
@@ -92,19 +108,22 @@ def load_task(path: str, options: dict[str, Any], folder: str) -> dict[str, Any]
 
 def inspect(path: Path) -> dict[str, Any]:
     """What a file is, without running or unpickling anything of it."""
-    _refuse_no_file(path)
-    other = _other_kind(path)
+    with _in_one_line():
+        _refuse_no_file(path)
+        other = _other_kind(path)
     if other:
         size = path.stat().st_size if path.is_file() else None
         return {"path": str(path), "kind": None, "description": other, "size_bytes": size}
     kind = recognise(path)
     module = plugins.module("loaders", kind)
+    with _in_one_line():
+        found = module.inspect(path)
     return {
         "path": str(path),
         "kind": kind,
         "description": module.DESCRIPTION,
         "size_bytes": path.stat().st_size,
-        **module.inspect(path),
+        **found,
     }
 
 
@@ -118,16 +137,36 @@ def _head(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
-def _refuse_no_file(path: Path) -> None:
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Join the white space of messages, which quote names out of files and of files."""
     try:
-        empty = not path.is_dir() and not _head(path, 1)
+        yield
+    except CompressError as error:
+        text = " ".join(str(error).split())
+        if text == str(error):
+            raise
+        raise type(error)(text) from error
+
+
+def _refuse_no_file(path: Path) -> None:
+    """Raise `ModelFileError` unless there is a regular file or a folder that can be read."""
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            _head(path, 1)
     except FileNotFoundError as error:
         raise ModelFileError(f"{path}: no such file") from error
     except PermissionError as error:
         raise ModelFileError(f"{path} cannot be read: permission denied") from error
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
-    if empty:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"{str(path)[:300]} cannot be read: {reason}") from error
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise ModelFileError(
+            f"{path} is no regular file but a pipe, socket or device; save the model to a file"
+        )
+    if stat.S_ISREG(found.st_mode) and not found.st_size:
         raise ModelFileError(f"{path} is empty (0 bytes); get it again")
 
 

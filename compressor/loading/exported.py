@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor import events
-from compressor.errors import CompressError, ModelFileError
+from compressor.errors import CompressError, ModelFileError, UsageError
 from compressor.model import Model, TensorSpec
 from compressor.store import file_digest
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from compressor.loading import LoadOptions
 
 DESCRIPTION = "exported program (.pt2)"
+USES: tuple[str, ...] = ()
 
 
 def recognise(path: Path) -> bool:
@@ -45,6 +46,8 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
     graph = torch_graph.flat_module(program)
     torch_graph.to_evaluation(graph)
     specs = torch_graph.input_specs(graph)
+    for given in options.inputs:
+        _refuse_contradiction(given, specs)
     names = torch_graph.output_names(program, {spec.name for spec in specs})
     origin = torch_graph.Origin("exported program", file_digest(path))
     target = folder / "model.pt2"
@@ -107,6 +110,20 @@ def _safe_reads_only() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def _refuse_contradiction(given: TensorSpec, specs: tuple[TensorSpec, ...]) -> None:
+    """Raise `UsageError` where --input says something else than the program."""
+    named = {spec.name: spec for spec in specs}
+    spec = named.get(given.name) or (specs[0] if len(specs) == 1 and not given.name else None)
+    if spec is None:
+        raise UsageError(f"--input names '{given.name}', but the model takes {', '.join(named)}")
+    sizes = zip(given.shape, spec.shape, strict=False)
+    fits = len(given.shape) == len(spec.shape) and all(
+        have == size or isinstance(have, str) or isinstance(size, str) for have, size in sizes
+    )
+    if not fits or given.dtype not in (spec.dtype, "float32"):
+        raise UsageError(f"--input {given} contradicts the program, which was exported with {spec}")
 
 
 def _with_free_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

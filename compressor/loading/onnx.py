@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from compressor.loading import LoadOptions
 
 DESCRIPTION = "ONNX model"
+USES: tuple[str, ...] = ("inputs",)
 
 _WIRE_TYPES = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 _GRAPH, _OPSETS, _IR_VERSION = 7, 8, 1
@@ -47,6 +48,12 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
     onnx_files.tidy(model)
     _fix_shapes(model, options.inputs)
     inputs, outputs = onnx_files.specs(model)
+    for spec in inputs:
+        if spec.shape == ("...",):
+            raise UsageError(
+                f"the model does not say the shape of its input '{spec.name}': pass it, for example "
+                f"--input {spec.name}=?x3x224x224"
+            )
     written = onnx_files.write(model, folder / "model.onnx")
     return Model(
         form="onnx",
@@ -90,16 +97,22 @@ def _varint(data: bytes, file: Any) -> int | None:
 
 def _fix_shapes(model: Any, given: tuple[TensorSpec, ...]) -> None:
     """Write the sizes that `--input` gives into free dimensions; `UsageError` if they contradict the file."""
+    from compressor import onnx_files
+
     constants = {tensor.name for tensor in model.graph.initializer}
     values = {value.name: value for value in model.graph.input if value.name not in constants}
     for spec in given:
         name = spec.name or (next(iter(values)) if len(values) == 1 else "")
         if name not in values:
             raise UsageError(f"--input names '{spec.name}', but the model takes {', '.join(values)}")
-        shape = values[name].type.tensor_type.shape
-        if not shape.dim:
+        tensor = values[name].type.tensor_type
+        dtype = onnx_files.spec(values[name], "input").dtype
+        if spec.dtype not in (dtype, "float32"):
+            raise UsageError(f"--input {spec}: the model's '{name}' is {dtype}, not {spec.dtype}")
+        if not tensor.HasField("shape"):
             for _ in spec.shape:
-                shape.dim.add()
+                tensor.shape.dim.add()
+        shape = tensor.shape
         if len(shape.dim) != len(spec.shape):
             raise UsageError(
                 f"--input {spec} has {len(spec.shape)} axes, the model's '{name}' has {len(shape.dim)}"

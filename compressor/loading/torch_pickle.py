@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from compressor.loading import LoadOptions
 
 DESCRIPTION = "PyTorch checkpoint (torch.save)"
+USES: tuple[str, ...] = ("architecture", "inputs")
 
 _MODULES = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.")
 _SAFE = {
@@ -58,10 +59,13 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
     import torch
 
     from compressor.state_dicts import find
+    from compressor.torch_inputs import refuse_cycle
     from compressor.torch_weights import export_loaded, load_weights
 
     content = _read(path, trust=options.trust)
     module = _module_in(content)
+    if module is not None:
+        refuse_cycle(module)
     if module is not None and not options.architecture:
         return export_loaded(module, path, options, folder, "pickled module", type(module).__qualname__)
     try:

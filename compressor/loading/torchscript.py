@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from compressor.loading import LoadOptions
 
 DESCRIPTION = "TorchScript archive"
+USES: tuple[str, ...] = ("inputs",)
 
 _OPSET = 20
 
