@@ -53,6 +53,7 @@ tbody th{font-weight:500;min-width:9.5rem;max-width:22rem}
 tr.chosen>*{background:var(--mark)}
 .badge{display:inline-block;margin-left:6px;padding:0 8px;border-radius:99px;font-size:.75rem;font-weight:600;
 border:1px solid currentColor;white-space:nowrap}
+th .badge{margin-left:0}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}
 .verdict.good,.verdict.bad,.verdict.warn{color:inherit}
 figure{margin:12px 0 0}
