@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from compressor import events
@@ -29,6 +29,8 @@ _HOLDERS = (
     "model_ema",
     "ema",
 )
+_STATISTICS = re.compile(r"(?:^|\.)running_(?:mean|var)$")
+_LISTED = 20
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))_orig_mod\.")
 
 
@@ -96,8 +98,26 @@ def fitted(
     return best
 
 
-def summary(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Count, elements by dtype, and the tensors' shapes."""
+def summary(
+    weights: Mapping[str, torch.Tensor],
+    architectures: Sequence[str] = (),
+    parameters: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """What `inspect` says of weights: counts, elements by dtype, networks that fit, the first tensors.
+
+    `parameters` names the tensors that are trained. Where it is not known, all are but integers and the
+    running statistics of normalization.
+    """
+    trained = [
+        value
+        for key, value in weights.items()
+        if (
+            value.is_floating_point() and not _STATISTICS.search(key)
+            if parameters is None
+            else key in parameters
+        )
+    ]
+    count = sum(value.numel() for value in trained)
     counts: dict[str, int] = {}
     for value in weights.values():
         kind = str(value.dtype).removeprefix("torch.")
@@ -105,14 +125,24 @@ def summary(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     floats = {kind: count for kind, count in counts.items() if "float" in kind}
     ordered = dict(sorted(floats.items(), key=lambda item: -item[1]))
     return {
-        "parameters": sum(counts.values()),
+        "parameters": count,
+        "buffers": sum(counts.values()) - count,
+        "architectures": list(architectures),
         "precision": next(iter(ordered), next(iter(counts), None)),
         "weights": ordered,
-        "tensors": {
-            key: [str(value.dtype).removeprefix("torch."), list(value.shape)]
-            for key, value in weights.items()
-        },
+        "tensors": _listed(weights),
     }
+
+
+def _listed(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Type and shape of the first tensors, and how many more there are."""
+    listed: dict[str, Any] = {
+        key: [str(value.dtype).removeprefix("torch."), list(value.shape) or "scalar"]
+        for key, value in list(weights.items())[:_LISTED]
+    }
+    if len(weights) > _LISTED:
+        listed["…"] = f"and {len(weights) - _LISTED} more"
+    return listed
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor]:

@@ -76,7 +76,7 @@ def inspect(path: Path) -> dict[str, Any]:
     return {
         "inputs": [asdict(spec) for spec in inputs],
         "outputs": [asdict(spec) for spec in outputs],
-        **summary(program.state_dict),
+        **summary(program.state_dict, parameters=program.graph_signature.parameters),
         "operators": torch_graph.operators(graph),
         "free": sorted({size for spec in inputs for size in spec.shape if isinstance(size, str)}),
     }

@@ -76,7 +76,10 @@ def inspect(path: Path) -> dict[str, Any]:
 
     model = onnx_files.read(path, data=False)
     constants = {tensor.name for tensor in model.graph.initializer}
+    sides = onnx_files.side_files(model, path)
     return {
+        "size_bytes": sum(file.stat().st_size for file in (path, *sides)),
+        "files": [str(file.relative_to(path.parent)) for file in (path, *sides)] if sides else [],
         "inputs": [_shown(value) for value in model.graph.input if value.name not in constants],
         "outputs": [_shown(value) for value in model.graph.output],
         "parameters": onnx_files.parameters(model),

@@ -84,7 +84,7 @@ def inspect(path: Path) -> dict[str, Any]:
             }
     except (SafetensorError, KeyError) as error:
         raise ModelFileError(f"{path} cannot be read by safetensors: {error}") from error
-    return {**summary(weights), "architectures": fitting(weights)}
+    return summary(weights, fitting(weights))
 
 
 def _problem(entry: Any) -> str | None:

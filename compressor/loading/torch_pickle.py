@@ -87,7 +87,7 @@ def inspect(path: Path) -> dict[str, Any]:
     content = _read(path, trust=False, device="meta")
     weights, key = find(content)
     held = f"weights under '{key}'" if key else "weights"
-    return {"content": held, **summary(weights), "architectures": fitting(weights)}
+    return {"content": held, **summary(weights, fitting(weights))}
 
 
 def _read(path: Path, *, trust: bool, device: str = "cpu") -> Any:

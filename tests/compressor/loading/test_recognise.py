@@ -128,3 +128,28 @@ def test_inspect_names_what_this_version_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "model.tflite"
     path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(64))
     assert "TFLite" in inspect(path)["description"]
+
+
+def test_inspect_counts_parameters_apart_from_buffers_and_lists_few(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(*(torch.nn.BatchNorm1d(3) for _ in range(6)))
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    facts = inspect(tmp_path / "net.pt")
+    assert (facts["parameters"], facts["buffers"]) == (6 * 2 * 3, 6 * (2 * 3 + 1))
+    assert list(facts["tensors"])[20:] == ["…"]
+    assert facts["tensors"]["…"] == "and 10 more"
+    assert facts["tensors"]["0.num_batches_tracked"] == ["int64", "scalar"]
+    assert list(facts).index("architectures") < list(facts).index("tensors")
+
+
+def test_inspect_counts_weights_beside_the_file(tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((400, 2), np.float32), "w")
+    values = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", s]) for n, s in (("x", 400), ("y", 2))
+    ]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", values[:1], values[1:], [weight]))
+    path = tmp_path / "m.onnx"
+    onnx.save_model(model, str(path), save_as_external_data=True, location="m.data")
+    facts = inspect(path)
+    assert facts["size_bytes"] == path.stat().st_size + 3200
+    assert facts["files"] == ["m.onnx", "m.data"]
