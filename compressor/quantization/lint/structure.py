@@ -50,6 +50,8 @@ def _store_codes(graph: QuantizedGraph, hits: Sequence[Hit]) -> Iterator[Hit]:
     for hit in hits:
         assert hit.node is not None
         codes, name = graph.rounded(hit.node), hit.node.output[0]
+        if not graph.is_float(hit.node.input[0]):
+            continue  # in half precision the quotient is rounded before it becomes a code
         if codes is None or name in graph.outputs or name in graph.captured:
             continue
         graph.redirect(name, graph.add(f"{hit.node.input[0]}_quantized", codes))
