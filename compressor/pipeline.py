@@ -306,7 +306,7 @@ class _Run:
             unkeyed={"model": model.json(), "data": self.data.calibration},
             after=[key, *self.data.key("calibration")],
             expected={},
-            estimate=self._pass_seconds(128, 4.0),
+            estimate=self._pass_seconds(64, 6.0),
             what="means and correlations of the layers' inputs",
         )
 

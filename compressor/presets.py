@@ -11,30 +11,37 @@ from compressor.target import Target
 
 __all__ = ["rungs", "schemed"]
 
-_CORRECTED = {"rounding": "gptq", "bias_correction": "fast"}
-_STATIC: tuple[tuple[str, str, dict[str, str]], ...] = (
+
+def _corrected(observer: str, **choices: str) -> Step:
+    defaults = {"rounding": "gptq", "bias_correction": "fast"}
+    return Step("quantize", {"observer": observer, **defaults, **choices})
+
+
+_PLAIN = Step("quantize", {"observer": "minmax"})
+_STATIC: tuple[tuple[str, str, tuple[Step, ...]], ...] = (
     (
         "gptq",
         "weights rounded by their layer's output, biases corrected, activation ranges of least squared error",
-        {"observer": "mse", **_CORRECTED},
+        (_corrected("mse"),),
     ),
     (
         "full-bias",
         "as gptq, biases corrected layer by layer behind quantized layers",
-        {"observer": "mse", **_CORRECTED, "bias_correction": "full"},
+        (_corrected("mse", bias_correction="full"),),
     ),
-    ("minmax", "as gptq, min-max activation ranges", {"observer": "minmax", **_CORRECTED}),
+    (
+        "smooth",
+        "as gptq, ranges of channels evened out between layers",
+        (Step("equalize", {"method": "smooth", "alpha": 0.5}), _corrected("mse")),
+    ),
+    ("minmax", "as gptq, min-max activation ranges", (_corrected("minmax"),)),
     (
         "percentile",
         "as gptq, activation ranges clipped at the 99.99th percentile",
-        {"observer": "percentile", **_CORRECTED},
+        (_corrected("percentile"),),
     ),
-    (
-        "entropy",
-        "as gptq, activation ranges of least relative entropy",
-        {"observer": "entropy", **_CORRECTED},
-    ),
-    ("plain", "weights rounded to nearest, min-max activation ranges", {"observer": "minmax"}),
+    ("entropy", "as gptq, activation ranges of least relative entropy", (_corrected("entropy"),)),
+    ("plain", "weights rounded to nearest, min-max activation ranges", (_PLAIN,)),
 )
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -47,8 +54,8 @@ def schemed(target: Target) -> bool:
 def rungs(target: Target, scheme: str, calibrated: bool = True) -> tuple[Recipe, ...]:
     """The ladder for `target` (runtime and device filled in); `calibrated`: there are data to calibrate from.
 
-    Rungs of static int8 change how biases are corrected and how activation ranges are found, from one
-    calibration pass; the first one is what was measured best on most models at little cost. Weight-only
+    Rungs of static int8 change how biases are corrected, ranges of channels evened out and activation
+    ranges found; the first one is what was measured best on most models at little cost. Weight-only
     int4 rounds by GPTQ with data and HQQ without, then gives 8 bits to the layers that 4 hurt most.
     Raises `UnsupportedError` if there is none.
     """
@@ -56,9 +63,7 @@ def rungs(target: Target, scheme: str, calibrated: bool = True) -> tuple[Recipe,
         case "fp32":
             return (Recipe("float"),)
         case "int8":
-            return tuple(
-                _recipe(name, "quantize", what, scheme=scheme, **choices) for name, what, choices in _STATIC
-            )
+            return tuple(Recipe(name, _with(scheme, steps), what) for name, what, steps in _STATIC)
         case "int8-dynamic":
             what = "int8 weights per channel, activations quantized at run time"
             return (_recipe("dynamic", "dynamic", what, scheme=scheme),)
@@ -71,6 +76,14 @@ def rungs(target: Target, scheme: str, calibrated: bool = True) -> tuple[Recipe,
             return _half(target)
     raise UnsupportedError(
         f"target {target}: there is no way to make {target.precision} for {target.runtime}"
+    )
+
+
+def _with(scheme: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps, those that quantize with the scheme."""
+    return tuple(
+        Step(step.stage, {"scheme": scheme, **step.parameters}) if step.stage == "quantize" else step
+        for step in steps
     )
 
 

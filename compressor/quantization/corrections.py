@@ -37,7 +37,7 @@ class Corrections:
         """What turns a weight's rows, their least scales and the pair limit into codes and scales."""
         found = _together([self.moments[use.node] for use in uses if use.node in self.moments])
         if self.rounding == "gptq" and found is not None:
-            second = found.second(centred=self.bias and all(use.bias for use in uses))
+            second = found.shrunk(centred=self.bias and all(use.bias for use in uses))
             return lambda rows, floor, limit: rounding.quantize_rows(rows, second, floor, limit)
         return weight_mse.quantize_rows if self.weights == "mse" else pairs.quantize_rows
 

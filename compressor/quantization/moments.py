@@ -97,6 +97,19 @@ class Moments:
             start += product.shape[1]
         return found
 
+    def shrunk(self, *, centred: bool = False) -> list[Floats]:
+        """As `second`, with correlations reduced by k / (k + count): few vectors tell little of them.
+
+        Source: Ledoit and Wolf, A Well-Conditioned Estimator for Large-Dimensional Covariance Matrices,
+        2004, here towards the diagonal and with the share that their estimate has for white noise.
+        """
+        found = self.second(centred=centred)
+        for part in found:
+            diagonal = np.einsum("gii->gi", part).copy()
+            part *= self.count / (part.shape[1] + self.count)
+            np.einsum("gii->gi", part)[:] = diagonal
+        return found
+
 
 def gather(
     model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 64

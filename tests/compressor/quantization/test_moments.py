@@ -69,6 +69,13 @@ def test_moments_by_hand() -> None:
     assert found.second(centred=True)[0].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
 
 
+def test_few_vectors_tell_little_of_correlations() -> None:
+    found = Moments.empty(1, 2, 64)
+    found.add(np.array([[[1.0, 1.0]] * 6]))  # 6 vectors, k = 2: three quarters of the correlation stay
+    found.flush()
+    assert found.shrunk()[0].tolist() == [[[1.0, 0.75], [0.75, 1.0]]]
+
+
 def test_wide_layers_have_spans_that_part_no_pair() -> None:
     found = Moments.empty(1, 11, 4)
     rows = RNG.normal(size=(1, 50, 11))
