@@ -20,6 +20,7 @@ __all__ = ["Found", "Laboratory", "Mix", "Rung", "search"]
 Cut = Literal["budget", "interrupt"]
 EXCHANGES = 3
 MISSES = 2
+HARMLESS = 0.01  # an error of 20 dB below the signal seldom changes an answer
 WORTH = 0.97  # a faster engine is tried if it is expected to take at most this share of the time
 
 
@@ -66,10 +67,14 @@ class Rung:
 
 @dataclass(frozen=True)
 class Mix:
-    """A recipe that leaves layers in float, and the time to expect of its engine (ms)."""
+    """A recipe that leaves layers in float, and what to expect of its engine.
+
+    `ms` is its time, `error` the noise power of the outputs over their signal power (0: not known).
+    """
 
     recipe: Recipe
     ms: float
+    error: float = 0.0
 
 
 class Laboratory(Protocol):
@@ -208,28 +213,41 @@ class _Search:
             self.tried[self.tried.index(rung)] = replace(rung, speed=speed)
 
     def _bisect(self, mixes: list[Mix]) -> None:
-        """The first mix inside the budget: drops are taken to fall along the ranking."""
+        """The first mix inside the budget: drops are taken to fall along the ranking.
+
+        It is looked for first where the error that is left becomes small, then right before that.
+        """
         low, high = 0, len(mixes)
         found: Rung | None = None
+        failed = float("inf")
+        guess = next((at for at, mix in enumerate(mixes) if mix.error <= HARMLESS), high // 2)
+        guesses = [guess, guess - 1]
         while low < high:
-            middle = (low + high) // 2
+            middle = guesses.pop(0) if guesses else (low + high) // 2
+            if not low <= middle < high:
+                continue
             rung = self._attempt(mixes[middle].recipe, mixes[middle].ms)
             if rung.fits(self.max_drop):
                 high, found = middle, rung
             else:
-                low = middle + 1
+                low, failed = middle + 1, mixes[middle].error
         if found:
-            self._exchange(found)
+            self._exchange(found, failed)
 
-    def _exchange(self, found: Rung) -> None:
-        """Give single layers back to the integers while the budget takes it."""
+    def _exchange(self, found: Rung, failed: float) -> None:
+        """Give single layers back to the integers while the budget takes it.
+
+        Mixes that should err more than half as much as one that `failed` are left out.
+        """
         left = EXCHANGES
-        while left and (mixes := self.laboratory.reduced(found)):
+        while left:
+            mixes = [mix for mix in self.laboratory.reduced(found) if mix.error < failed / 2 or not mix.error]
             for mix in mixes[:left]:
                 left -= 1
                 rung = self._attempt(mix.recipe, mix.ms)
                 if rung.fits(self.max_drop):
                     found = rung
                     break
+                failed = min(failed, mix.error or failed)
             else:
                 return

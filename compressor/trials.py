@@ -202,7 +202,7 @@ def _mix(recipe: Recipe, choice: dict[str, Any]) -> Mix:
     named = ", ".join(layers[:_NAMED]) + (f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else "")
     what = f"{base} with {len(layers)} operator{'s' * (len(layers) != 1)} in float: {named}"
     made = Recipe(f"{base}+float{len(layers)}", (*before, Step(last.stage, parameters)), what)
-    return Mix(made, choice["ms"])
+    return Mix(made, choice["ms"], choice["error"])
 
 
 def _row(target: Target, rung: Rung, cpu_seconds: float) -> dict[str, Any]:

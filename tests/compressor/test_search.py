@@ -31,6 +31,7 @@ class Made:
     drops: Sequence[float]
     costs: Sequence[float] = ()
     width: float = 0.1
+    noise: float = 0.0
     budget: float = 0.5
     outcomes: dict[str, tuple[str | None, float]] = field(default_factory=dict)
     speeds: dict[str, float] = field(default_factory=dict)
@@ -70,7 +71,8 @@ class Made:
     def mix(self, layers: Sequence[int]) -> Mix:
         ms = 10 + sum(self.cost(layer) for layer in layers)
         step = Step("quantize", {"exclude": list(layers)})
-        return Mix(Recipe(f"float {sorted(layers)}", (step,)), ms)
+        error = sum(share for layer, share in enumerate(self.drops) if layer not in layers) * self.noise
+        return Mix(Recipe(f"float {sorted(layers)}", (step,)), ms, error)
 
     def cost(self, layer: int) -> float:
         return self.costs[layer] if self.costs else 1.0
@@ -128,7 +130,7 @@ def test_bisection_finds_the_first_mix_that_fits_in_about_log2_evaluations(
         assert len(found.tried) == 1
         return
     mixes, _ = made.mixed(found.tried[0])
-    assert len(found.tried) <= 1 + math.ceil(math.log2(len(mixes) + 1)) + EXCHANGES
+    assert len(found.tried) <= 1 + math.ceil(math.log2(len(mixes) + 1)) + 2 + EXCHANGES
     first = next((mix for mix in mixes if made.attempt(mix.recipe, early=False).fits(budget)), None)
     if first:
         assert found.chosen.fits(budget)
@@ -141,6 +143,15 @@ def test_a_planted_layer_is_the_only_one_left_in_float() -> None:
     drops[17] = 30.0
     found = search(RECIPES[:1], Made(drops), 0.5, mixes=True)
     assert found.chosen.recipe.steps[-1].parameters["exclude"] == [17]
+
+
+def test_the_errors_that_are_left_tell_where_to_look_first() -> None:
+    drops = [0.001] * 200
+    for layer in (3, 50, 120):
+        drops[layer] = 9.0
+    found = search(RECIPES[:1], Made(drops, noise=0.01), 0.5, mixes=True)
+    assert set(found.chosen.recipe.steps[-1].parameters["exclude"]) == {3, 50, 120}
+    assert len(found.tried) == 3
 
 
 def test_the_exchange_gives_a_needless_layer_back() -> None:
