@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor.errors import UsageError
+from compressor.errors import CompressError, StoreError, UsageError, WorkerError
 from compressor.options import Options
 from compressor.report import Report
+from compressor.store import claim
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,17 +50,24 @@ def compress(
         raise UsageError(f"unknown option '{sorted(unknown)[0]}'; known are {', '.join(sorted(known))}")
     targets = (target,) if isinstance(target, str) else tuple(target)
     base = Options(model="", target=targets, out=str(out), **_texts(options))
-    inputs = base.folder / "inputs"
-    asked = replace(
-        base,
-        model=_path(model, example_inputs, inputs),
-        data=_source(data, inputs / "data.npz"),
-        calib_data=_source(calib_data, inputs / "calib_data.npz"),
-        eval_data=_source(eval_data, inputs / "eval_data.npz"),
-    )
+    sources = {"data": data, "calib_data": calib_data, "eval_data": eval_data}
+    undo = claim(base.folder)
+    try:
+        return _run(base, model, example_inputs, sources)
+    except (WorkerError, StoreError):
+        raise  # what is finished serves the next try
+    except CompressError:
+        undo()
+        raise
+
+
+def _run(base: Options, model: Any, example_inputs: Any, sources: dict[str, Any]) -> Report:
+    """Write what is in memory to files, then run as the command line does."""
     from compressor import pipeline
 
-    return pipeline.run(asked)
+    inputs = base.folder / "inputs"
+    files = {name: _source(value, inputs / f"{name}.npz") for name, value in sources.items()}
+    return pipeline.run(replace(base, model=_path(model, example_inputs, inputs), **files))  # type: ignore[arg-type]
 
 
 def _texts(options: dict[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def _part(options: Options, model: Model, source: str, held_out: bool, steps: St
     )
     common = {
         "source": source,
-        "preprocess": preprocess,
+        "preprocess": preprocess if facts["kind"] == "image_folder" else None,
         "preprocess_from": _origin(options, model),
         "inputs": inputs,
         "binding": facts["binding"],
