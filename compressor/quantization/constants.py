@@ -22,6 +22,7 @@ _NOT_PURE = {
     "Multinomial",
     "Bernoulli",
 }
+_TABLE_BYTES = 1 << 14  # what may be stored without asking from how little it is made
 _SHARED_LIMIT = 4096  # elements; a larger constant that others read too is not copied into a changed form
 
 
@@ -42,24 +43,52 @@ def fold_constants(model: ModelProto) -> None:
     """Compute every node whose inputs are all constant, in one session of onnxruntime.
 
     A large weight that is also read elsewhere (a tied table and its transpose) stays as it is, so that it
-    is stored once; so do all large weights of a model that would not fit into one protobuf, and a node that
-    makes a graph output.
+    is stored once; so do all large weights of a model that would not fit into one protobuf, a node that
+    makes a graph output, and a table that the graph makes from much less.
     """
     view = View(model)
-    known = set(view.initializers)
     small = sum(len(item.raw_data) for item in model.graph.initializer) > _INLINE_BYTES
-    folded: dict[str, NodeProto] = {}
-    for node in model.graph.node:
-        if _foldable(node, known, view, small):
-            folded[View.key(node)] = node
-            known.update(node.output)
-    made = {name for node in folded.values() for name in node.output if name}
-    wanted = sorted(name for name in made if _read_outside(name, folded, view))
+    stay: set[str] = set()
+    while folded := _constant_nodes(view, small, stay):
+        made = {name for node in folded.values() for name in node.output if name}
+        wanted = sorted(name for name in made if _read_outside(name, folded, view))
+        values = _evaluate(model, list(folded.values()), wanted)
+        grown = {value.name for value in values if _outgrows(value, folded, view)}
+        if not grown:
+            break
+        stay |= {key for key, node in folded.items() if grown & set(node.output)}
     if not folded:
         return
-    model.graph.initializer.extend(_evaluate(model, list(folded.values()), wanted))
+    model.graph.initializer.extend(values)
     replace_nodes(model, [node for node in model.graph.node if View.key(node) not in folded])
     drop_unused_initializers(model)
+
+
+def _constant_nodes(view: View, small: bool, stay: set[str]) -> dict[str, NodeProto]:
+    """The nodes that can be computed once and for all, by key, but for those that `stay`."""
+    known = set(view.initializers)
+    folded: dict[str, NodeProto] = {}
+    for node in view.model.graph.node:
+        if View.key(node) not in stay and _foldable(node, known, view, small):
+            folded[View.key(node)] = node
+            known.update(node.output)
+    return folded
+
+
+def _outgrows(value: TensorProto, folded: dict[str, NodeProto], view: View) -> bool:
+    """Whether storing `value` takes much more than storing all that it is made from."""
+    makers = {name: node for node in folded.values() for name in node.output if name}
+    sources, waiting, seen = 0, [value.name], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in makers:
+            waiting += makers[name].input
+        elif name in view.initializers:
+            sources += view.initializers[name].ByteSize()
+    return bool(value.ByteSize() > 2 * sources + _TABLE_BYTES)
 
 
 def drop_unused_initializers(model: ModelProto) -> None:

@@ -231,6 +231,17 @@ def test_constant_arithmetic_is_computed_but_a_tied_table_is_kept_once(build, pr
     same(run, model, ready, {"ids": np.arange(5)})
 
 
+def test_a_table_that_the_graph_makes_from_little_is_not_stored(build, prepared, run):
+    window = np.linspace(0, 1, 64, dtype=np.float32)[None]
+    nodes = [("Expand", "window size", "table"), ("MatMul", "x table", "y")]
+    constants = {"window": window, "size": np.int64([512, 64])}
+    model = build(nodes, {"x": ["N", 512]}, {"y": None}, constants)
+    ready = prepared(model)
+    assert ready.ByteSize() < 10_000
+    x = np.random.default_rng(0).normal(size=(2, 512)).astype(np.float32)
+    assert np.allclose(run(ready, {"x": x})["y"], x @ np.broadcast_to(window, (512, 64)), atol=1e-3)
+
+
 def test_names_that_a_subgraph_reads_survive(build, prepared, run):
     then = helper.make_graph(
         [helper.make_node("Add", ["same", "w0"], ["t"])], "then", [], [onnx.ValueInfoProto(name="t")]
