@@ -91,13 +91,14 @@ def _workplace(options: Options) -> Iterator[Store]:
 
 @dataclass(frozen=True)
 class _Engine:
-    """An engine, exported and run over the evaluation data."""
+    """An engine, exported and run over the evaluation data; `stem` is what its last stage was given."""
 
     target: Target
     recipe: Recipe
     model: Model
     exported: Done
     outputs: Done | None = None
+    stem: Model | None = None
 
     @property
     def path(self) -> str:
@@ -249,9 +250,11 @@ class _Run:
     def built(self, recipe: Recipe, target: Target) -> _Engine:
         """The engine of a recipe, not yet run."""
         model, key = self.model, self.key
+        stem = model
         for step in recipe.steps:
+            stem = model
             model, key = self._staged(step.stage, step.parameters, model, key)
-        return self._exported(model, key, target, recipe)
+        return replace(self._exported(model, key, target, recipe), stem=stem)
 
     def _staged(self, stage: str, parameters: dict[str, Any], model: Model, key: str) -> tuple[Model, str]:
         """The model after one stage."""

@@ -20,6 +20,7 @@ __all__ = ["Found", "Laboratory", "Mix", "Rung", "search"]
 Cut = Literal["budget", "interrupt"]
 EXCHANGES = 3
 MISSES = 2
+BETTER = 0.8  # a rung whose drop is at most that share of the best one's is progress
 HARMLESS = 0.01  # an error of 20 dB below the signal seldom changes an answer
 WORTH = 0.97  # a faster engine is tried if it is expected to take at most this share of the time
 
@@ -173,16 +174,24 @@ class _Search:
     def _climb(self) -> None:
         """Go on until one is kept, or one is inside the budget and the next is no better.
 
-        Where layers may stay float instead, two that are no better than the best are enough.
+        Where layers may stay float instead, two that are hardly better than the best are enough.
         """
         missed = 0
         for recipe in self.recipes:
-            inside = bool(self.tried) and self._best().fits(self.max_drop)
+            before = self._best() if self.tried else None
             rung = self._attempt(recipe)
             if self.max_drop is None or rung.verdict in ("kept", None):
                 return
-            missed = 0 if self._best() is rung else missed + 1
-            if missed and (inside or (self.mixes and missed >= MISSES)):
+            if before is None:
+                continue
+            better = self._best() is rung
+            if before.fits(self.max_drop) and not better:
+                return
+            least = BETTER * before.drop["value"]
+            missed = (
+                0 if better and (rung.verdict != before.verdict or rung.drop["value"] < least) else missed + 1
+            )
+            if self.mixes and missed >= MISSES:
                 return
 
     def _mix(self) -> None:

@@ -142,7 +142,7 @@ class Trials:
     def _measured(self, rung: Rung, step: Step) -> dict[str, Any]:
         """Arguments of the tasks that choose: what the layers cost in error and in time."""
         engine = rung.engine
-        model, quantized = self.baseline.model.json(), engine.model.json()
+        model, quantized = engine.stem.json(), engine.model.json()
         sensitivity: dict[str, Any] = {"weights": {}, "activations": {}}
         if not rung.fits(self.options.max_drop):
             if step.parameters.get("bias_correction") == "full":  # makes good for errors that come before
