@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compressor.cli import main
 from compressor.errors import UsageError
 from compressor.report import Report, causes
 from compressor.report.schema import validate
@@ -82,3 +83,13 @@ def test_a_report_keeps_splits(report: Any) -> None:
     data["layers"]["int8:onnx:cpu"][0]["split"] = {"clipping": "much"}
     with pytest.raises(ValueError, match="split"):
         validate(data)
+
+
+def test_the_command_prints_them(tmp_path: Path, report: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    data = report()
+    data["layers"] = {"int8:onnx:cpu": items()}
+    Report(data).save(tmp_path)
+    assert main(["inspect", str(tmp_path), "--layers"]) == 0
+    assert "/block0/Conv" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--layers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["int8:onnx:cpu"][0]["split"] == SPLIT
