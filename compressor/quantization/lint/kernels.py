@@ -27,6 +27,7 @@ __all__ = ["RULES"]
 _UINT8, _INT8 = 2, 3
 _SEEN = "seen in onnxruntime 1.31's optimized graphs"
 _LIMIT = SCHEMES["ort-x86-avx2"].pair_limit
+_HALF = (10, 16)  # FLOAT16, BFLOAT16
 _NAMES = {_UINT8: "uint8", _INT8: "int8"}
 
 
@@ -175,6 +176,12 @@ def _wide(graph: QuantizedGraph) -> Iterator[Hit]:
             yield Hit(node, f"its activations are {name}: there is no such kernel, it runs in float")
 
 
+def _half(graph: QuantizedGraph) -> Iterator[Hit]:
+    for node, data, _ in _activation_codes(graph):
+        if data is not None and graph.kind(data.input[1]) in _HALF:
+            yield Hit(node, "its pairs are in half precision, so casts stand between them and the layer")
+
+
 def _dynamic_conv(graph: QuantizedGraph) -> Iterator[Hit]:
     for node in graph.nodes("ConvInteger"):
         yield Hit(node, "ConvInteger has no fast kernel; the model runs several times slower than in float")
@@ -205,6 +212,10 @@ RULES = (
         f"{_SEEN}: the Conv runs in float; its QDQS8ToU8 pass rewrites int8 pairs with one reader, not "
         "those with several",
         "use uint8 activations throughout", _mixed_types,
+    ),
+    Rule(
+        "ORT012", "pairs in half precision", {"ort": "warning"}, f"{_SEEN}: the layers run in float",
+        "quantize the float32 model for CPUs", _half,
     ),
     Rule(
         "ORT004", "int8 activations", {"ort": "warning", "ort-arm": None},

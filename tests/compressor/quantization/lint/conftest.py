@@ -187,6 +187,14 @@ def unread(left: bool) -> onnx.ModelProto:
     return g.model(g.pair("x"))
 
 
+def precision(kind: Any) -> onnx.ModelProto:
+    g = G(19)
+    x = g.node("Cast", "x", to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+    scales = [g.const(np.full(16, 0.01, kind)), g.const(kind(0.03)), g.const(kind(0.1))]
+    weight = g.weight(scale=scales[0], zero=np.zeros(16, np.int8))
+    return g.model(g.pair(g.conv(g.pair(x, scales[1]), weight, None), scales[2]))
+
+
 def backwards(order: int) -> onnx.ModelProto:
     made = layer()
     nodes = list(made.graph.node)[::order]
@@ -372,6 +380,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "OV001": (lambda: with_weight(lambda g: g.weight(LOUD)), three_channels),
     "ORT010": (lambda: dynamic("ConvInteger"), lambda: dynamic("MatMulInteger")),
     "ORT011": (lambda: _bias_scale(0.02), lambda: _bias_scale(0.03)),
+    "ORT012": (lambda: precision(np.float16), lambda: precision(np.float32)),
     "FILE001": (lambda: twice(True), lambda: twice(False)),
     "FILE003": (lambda: backwards(-1), lambda: backwards(1)),
     "FILE002": (lambda: unread(True), lambda: unread(False)),
