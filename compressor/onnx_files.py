@@ -23,6 +23,7 @@ __all__ = [
     "LIMIT",
     "facts",
     "file_set_digest",
+    "non_finite",
     "operators",
     "parameters",
     "read",
@@ -38,6 +39,7 @@ __all__ = [
 LIMIT = 1_800_000_000
 """Bytes of weights above which they lie in a file beside the graph (protobuf ends at 2 GiB)."""
 
+_LAYERS = {"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"}
 _WEIGHT_TYPES = re.compile(r"float|double|bfloat|u?int[248]$")
 
 
@@ -159,6 +161,24 @@ def weights(model: onnx.ModelProto) -> dict[str, int]:
         if _WEIGHT_TYPES.match(kind):
             counts["float32" if kind == "float" else kind] += math.prod(tensor.dims)
     return dict(counts.most_common())
+
+
+def non_finite(model: onnx.ModelProto) -> str | None:
+    """What is wrong with the first layer's weight that holds NaN or Inf, as "weight 'w' holds NaN".
+
+    Other constants may well hold infinities: masks do.
+    """
+    import numpy as np
+    import onnx
+
+    kinds = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
+    used = {name for node in model.graph.node if node.op_type in _LAYERS for name in node.input}
+    for tensor in model.graph.initializer:
+        if tensor.name in used and tensor.data_type in kinds:
+            value = onnx.numpy_helper.to_array(tensor)
+            if not np.isfinite(value).all():
+                return f"weight '{tensor.name}' holds {'NaN' if np.isnan(value).any() else 'Inf'}"
+    return None
 
 
 def parameters(model: onnx.ModelProto) -> int:

@@ -7,14 +7,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor.errors import UnsupportedError
+from compressor.errors import ModelFileError, UnsupportedError
 from compressor.model import TensorSpec
 from compressor.torch_inputs import random_inputs
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TOLERANCE", "check_onnx", "check_traced", "first_line", "program_digest", "relative_error"]
+__all__ = [
+    "TOLERANCE",
+    "check_onnx",
+    "check_traced",
+    "first_line",
+    "program_digest",
+    "refuse_non_finite",
+    "relative_error",
+]
 
 TOLERANCE = 1e-3
 """Largest relative error that passes for rounding."""
@@ -116,6 +124,14 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     from torch.utils import _pytree as pytree
 
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def refuse_non_finite(module: torch.nn.Module) -> None:
+    """Raise `ModelFileError` that names the first parameter with NaN or Inf: it would give no answers."""
+    for name, value in module.named_parameters():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            kind = "NaN" if bool(value.isnan().any()) else "Inf"
+            raise ModelFileError(f"the model's weight '{name}' holds {kind}; train or export the model again")
 
 
 def program_digest(program: torch.export.ExportedProgram, specs: Sequence[TensorSpec]) -> str:

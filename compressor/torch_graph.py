@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from compressor import events
 from compressor.errors import UnsupportedError
 from compressor.model import Model, TensorSpec
-from compressor.parity import check_traced, first_line, program_digest
+from compressor.parity import check_traced, first_line, program_digest, refuse_non_finite
 from compressor.torch_inputs import arguments, bind, random_inputs, refuse_cycle
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def save(
     program, graph = seal(program)
     inputs = input_specs(graph, names)
     outputs = output_specs(program, graph, output_names)
+    refuse_non_finite(graph)
     if reference is not None:
         check_traced(reference, program, graph, inputs)
     beside = path.with_suffix(".partial.pt2")

@@ -47,7 +47,8 @@ def profile(
 def _seconds(call: Callable[[], Any]) -> float:
     """The lower quartile of some calls, which other processes disturb least."""
     call()
-    began, times = time.perf_counter(), []
+    began = time.perf_counter()
+    times: list[float] = []
     while len(times) < _FEWEST or (time.perf_counter() - began < _SECONDS and len(times) < _CALLS):
         start = time.perf_counter()
         call()

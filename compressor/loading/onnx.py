@@ -54,6 +54,9 @@ def load(path: Path, options: LoadOptions, folder: Path) -> Model:
                 f"the model does not say the shape of its input '{spec.name}': pass it, for example "
                 f"--input {spec.name}=?x3x224x224"
             )
+    problem = onnx_files.non_finite(model)
+    if problem:
+        raise ModelFileError(f"{path}: {problem}; train or export the model again")
     written = onnx_files.write(model, folder / "model.onnx")
     return Model(
         form="onnx",

@@ -170,6 +170,21 @@ def test_a_name_with_a_line_break_stays_in_one_line(tmp_path: Path) -> None:
     refused(tmp_path / "m.pt2", "the name 'x import os'")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_name_the_users_file(tmp_path: Path, value: float) -> None:
+    kind = "NaN" if np.isnan(value) else "Inf"
+    model = graph_of()
+    bad = np.ones((4, 2), np.float32)
+    bad[1, 1] = value
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(bad, "w"))
+    refused(written(tmp_path, model), rf"m\.onnx: weight 'w' holds {kind}")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    net[0].weight.data[1, 1] = value
+    torch.save(net, tmp_path / "m.pt")
+    inputs = (TensorSpec.parse("input=?x4"),)
+    refused(tmp_path / "m.pt", rf"weight '0\.weight' holds {kind}", inputs=inputs)
+
+
 # --------------------------------------------------------------------------- safetensors
 
 

@@ -148,6 +148,9 @@ def test_a_known_network_is_recognised(tmp_path: Path) -> None:
     [
         ("nothing", "not of the form"),
         ("nosuchmodule:Net", "cannot import"),
+        (f"{'a' * 300}.py:Net", "there is no file"),
+        (f"{'a' * 300}:Net", "cannot import"),
+        ("..relative:Net", "cannot import"),
         ("netcode:Nix", "there is no 'Nix'"),
         ("netcode:Net(open('x'))", "not of the form"),
         ("netcode:Net(bogus=1)", "failed: TypeError"),
