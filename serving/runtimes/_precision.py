@@ -29,9 +29,10 @@ class Kernel:
 def summary(kernels: Sequence[Kernel], islands: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Shares of compute and time; `islands` are the float kernels of a quantized engine and their reasons.
 
-    Returns {"share_int8": 0..1 of all MACs, "share_by_type": {type: share}, "macs", "operators":
-    [{"name", "op", "type", "macs", "share", "time_share", "microseconds"}] in order of execution,
-    "float_islands": [{"name", "op", "macs", "share", "reason"}], "fused_integer_ops", "time_share_conversion"}.
+    Returns {"share_int8": 0..1 of all MACs, "share_by_type": {type: share}, "macs",
+    "operators": [{"name", "op", "type", "macs", "share", "time_share", "microseconds"}] in order of
+    execution, "float_islands": [{"name", "op", "macs", "share", "reason"}], "fused_integer_ops",
+    "time_share_conversion"}.
     Without any MACs the shares are null.
     """
     total, time = sum(kernel.macs for kernel in kernels), sum(kernel.microseconds for kernel in kernels)
