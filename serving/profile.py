@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from compressor.errors import DataError
 
 __all__ = ["VERSION", "profile"]
 
-VERSION: int = 2
+VERSION: int = 3
 _FEWEST, _CALLS = 3, 200
 _SECONDS = 1.0
 
@@ -36,12 +36,22 @@ def profile(
     session = module.open_session(Path(engine), device=device, threads=threads)
     call = _seconds(session.bind(batch.inputs)) * 1000
     times = [row["microseconds"] / 1000 for row in found["operators"]]
-    overhead = max(0.0, sum(times) - call) / max(1, len(times))
+    overhead = _overhead(times, call)
     kernels = [
         {**{key: row[key] for key in ("name", "op", "type")}, "ms": max(0.0, taken - overhead)}
         for row, taken in zip(found["operators"], times, strict=True)
     ]
     return {"kernels": kernels, "ms": call}
+
+
+def _overhead(times: Sequence[float], whole: float) -> float:
+    """What has to be taken off each time (as far as it goes) so that they add up to `whole`."""
+    low, high = 0.0, max(times, default=0.0)
+    for _ in range(50):
+        middle = (low + high) / 2
+        over = sum(max(0.0, taken - middle) for taken in times) > whole
+        low, high = (middle, high) if over else (low, middle)
+    return low
 
 
 def _seconds(call: Callable[[], Any]) -> float:
