@@ -59,11 +59,10 @@ def moments(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: st
     from compressor.quantization.view import View
 
     prepared = graph.prepare(Path(model["path"]))
-    if graph.already_quantized(prepared):
-        return {"layers": 0}
-    uses = list(weight_uses(View(prepared), named(scheme)))
+    quantized = graph.already_quantized(prepared)
+    uses = [] if quantized else list(weight_uses(View(prepared), named(scheme)))
     batches = ((batch.indices, batch.inputs) for batch in stream(data))
-    found = gathering.gather(prepared, uses, batches, Path(folder))
+    found = gathering.gather(prepared, uses, batches, Path(folder)) if uses else {}
     gathering.save(found, Path(folder))
     return {"layers": len(found)}
 

@@ -340,3 +340,21 @@ def test_a_closed_stderr_does_not_stop_the_job(net: Path, tmp_path: Path) -> Non
     result = subprocess.run(["bash", "-c", command], env=environment, stdout=subprocess.DEVNULL, check=False)
     assert result.returncode == 0
     assert (tmp_path / "o" / "report.json").is_file()
+
+
+def test_a_model_with_nothing_to_quantize_is_passed_on_and_that_is_said(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3, 8, 8]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "g", ports[:1], ports[1:])
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10),
+        tmp_path / "m.onnx",
+    )
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype(np.float32))
+    result = compress(
+        tmp_path / "m.onnx", "--target", "int8:onnx", "--data", tmp_path / "d.npz", "--bench", "0",
+        "--out", tmp_path / "o",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "nothing to quantize" in result.stderr
