@@ -59,11 +59,11 @@ class Rung:
         return self.verdict == "kept" or (self.verdict == "undecided" and self.drop["value"] <= max_drop)
 
     def rank(self, max_drop: float | None) -> tuple[float, ...]:
-        """Larger is better: inside the budget, fast, not broken, proven, small drop, high SQNR."""
+        """Larger is better: inside the budget, proven, fast, not broken, small drop, high SQNR."""
         sqnr = (self.comparison.get("agreement") or {}).get("sqnr_db") or 0.0
-        fast = (self.speed or 0.0, -(self.ms or 0.0)) if self.fits(max_drop) else (-1.0, 0.0)
-        certain = (self.verdict != "broken", self.verdict == "kept")
-        return (*fast, *certain, -self.drop.get("value", 0.0), sqnr)
+        fits, kept = self.fits(max_drop), self.verdict == "kept"
+        fast = (self.speed or 0.0, -(self.ms or 0.0)) if fits else (0.0, 0.0)
+        return (fits, kept, *fast, self.verdict != "broken", -self.drop.get("value", 0.0), sqnr)
 
 
 @dataclass(frozen=True)

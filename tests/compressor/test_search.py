@@ -182,6 +182,13 @@ def test_a_faster_mix_is_taken_when_it_is_measured_to_be_faster() -> None:
     assert not lab.raced
 
 
+def test_a_faster_mix_does_not_take_the_place_of_a_proven_engine_unproven() -> None:
+    outcomes: dict[str, tuple[str | None, float]] = {"a": ("kept", 0.1), "float [0]": ("undecided", 0.1)}
+    lab = Made([0.1, 0.1], costs=[-5.0, 1.0], speeds={"a": 1.5, "float [0]": 1.9}, outcomes=outcomes)
+    lab.mixed = lambda base: ([lab.mix([0])], 10.0)  # type: ignore[method-assign]
+    assert search(RECIPES[:1], lab, 0.5, mixes=True, timed=True).chosen.recipe.name == "a"
+
+
 def test_a_candidate_that_was_rejected_early_is_judged_whole_before_it_is_delivered() -> None:
     made = Made([3.0, 3.0], partial=True)
     found = search(RECIPES[:2], made, 0.5)
