@@ -16,7 +16,7 @@ from compressor.model import Model
 from compressor.options import Options
 from compressor.report import Report, judge
 from compressor.steps import Steps
-from compressor.store import file_digest, usable, write_json
+from compressor.store import file_digest, usable, write_json, write_text
 from compressor.target import Target
 
 __all__ = ["deliver"]
@@ -55,7 +55,7 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
         for row in content["engines"]:
             _place(options, row, content)
         lines = [json.dumps(_measurement(row), allow_nan=False) + "\n" for row in content["engines"]]
-        _replace(folder / "measurements.jsonl", "".join(lines))
+        write_text(folder / "measurements.jsonl", "".join(lines))
         report = Report(content)
         report.save(folder)
     return report
@@ -152,9 +152,3 @@ def _manifest(
         "accuracy": {name: row[name] for name in ("metric", "drop", "agreement")},
         "latency": row["latency"],
     }
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(text)
-    beside.replace(path)

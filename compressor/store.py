@@ -22,7 +22,17 @@ from typing import Any
 
 from compressor.errors import StoreError
 
-__all__ = ["STEPS", "Store", "StoredStep", "claim", "digest", "file_digest", "usable", "write_json"]
+__all__ = [
+    "STEPS",
+    "Store",
+    "StoredStep",
+    "claim",
+    "digest",
+    "file_digest",
+    "usable",
+    "write_json",
+    "write_text",
+]
 
 STEPS = "steps"
 LOCK = ".lock"
@@ -39,15 +49,19 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON beside `path`, then rename: a reader sees the old file or the whole new one."""
+def write_text(path: Path, text: str) -> None:
+    """Write beside `path`, then rename: a reader sees the old file or the whole new one."""
     beside = path.with_name(path.name + ".partial")
-    with beside.open("w") as file:
-        json.dump(value, file, indent=1, allow_nan=False)
-        file.write("\n")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_text` of JSON; raises `ValueError` for NaN and infinity."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from compressor.errors import StoreError, UsageError
 from compressor.report.schema import validate
 from compressor.report.verdict import Verdicts, judge, verdicts
+from compressor.store import write_text
 
 __all__ = ["Report", "Verdicts", "judge", "validate", "verdicts"]
 
@@ -70,8 +71,8 @@ class Report:
         text = json.dumps(self.data, indent=1, allow_nan=False) + "\n"
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            _replace(Path(folder) / "report.json", text)
-            _replace(Path(folder) / "report.html", render(self.data))
+            write_text(Path(folder) / "report.json", text)
+            write_text(Path(folder) / "report.html", render(self.data))
         except OSError as error:
             raise StoreError(
                 f"{folder}: the report cannot be written ({error.strerror}); choose another --out"
@@ -88,12 +89,3 @@ class Report:
         return render(self)
 
     __repr__ = __str__
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".partial")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
