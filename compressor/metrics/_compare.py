@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from compressor.errors import DataError
 from compressor.metrics._intervals import (
+    Z,
     bca,
     bootstrap,
     mcnemar,
@@ -24,6 +26,8 @@ __all__ = ["interval", "measure", "paired_drop"]
 _Array = NDArray[Any]
 _Bounds = tuple[float, float | None, float | None]
 _WHOLE_RESAMPLES = 1000
+_FEW_RESAMPLES = 50  # where the metric is slow: enough for a standard error, not for percentiles
+_PATIENCE = 30.0  # seconds that resamples of one engine may take
 
 
 def measure(scores: Scores, seed: int = 0) -> dict[str, Any]:
@@ -45,7 +49,8 @@ def interval(scores: Scores | _Array | tuple[int, int], seed: int = 0) -> _Bound
     """Value and 95 % bounds, in percent for proportions.
 
     Counts `(successes, n)` and bool scores get Wilson's interval, float scores the BCa bootstrap of
-    their mean, a metric of the whole set the percentile bootstrap over samples. Bounds are None where
+    their mean, a metric of the whole set the percentile bootstrap over samples; if it is slow, the normal
+    interval of the bootstrap's standard error, which needs fewer resamples. Bounds are None where
     there are too few samples. Samples whose score is NaN are left out (and counted in `Scores`).
     Raises `DataError` if no sample has a score.
     """
@@ -171,18 +176,18 @@ def _paired_whole(first: Scores, second: Scores, seed: int) -> _Paired:
         return sign * (one(rows) - two(rows))
 
     value = _finite(drop(np.arange(first.n)), first.metric)
-    draws = _draws(drop, first.n, seed)
-    return (value, None, None, None) if draws is None else (value, *percentile(draws), _two_sided(draws))
+    draws = _draws(drop, first.n, seed, max(first.seconds, second.seconds))
+    return (value, None, None, None) if draws is None else (value, *_bounds(value, draws), _two_sided(draws))
 
 
 def _of_whole(scores: Scores, seed: int) -> _Bounds:
     assert scores.whole is not None
     value = _finite(scores.whole(np.arange(scores.n)), scores.metric)
-    draws = _draws(scores.whole, scores.n, seed)
-    return (value, None, None) if draws is None else (value, *percentile(draws))
+    draws = _draws(scores.whole, scores.n, seed, scores.seconds)
+    return (value, None, None) if draws is None else (value, *_bounds(value, draws))
 
 
-def _draws(function: Any, n: int, seed: int) -> _Array | None:
+def _draws(function: Callable[[_Array], float], n: int, seed: int, seconds: float) -> _Array | None:
     """A whole-set metric on resamples; None if more than one in twenty has no value (one class only, say)."""
 
     def each(rows: _Array) -> _Array:
@@ -190,12 +195,21 @@ def _draws(function: Any, n: int, seed: int) -> _Array | None:
 
     if n < 2:
         return None
-    draws = bootstrap(each, n, seed, _WHOLE_RESAMPLES)
+    few = seconds * _WHOLE_RESAMPLES > _PATIENCE
+    draws = bootstrap(each, n, seed, _FEW_RESAMPLES if few else _WHOLE_RESAMPLES)
     known = draws[np.isfinite(draws)]
     return known if len(known) >= 0.95 * len(draws) else None
 
 
-def _or_nan(function: Any, rows: _Array) -> float:
+def _bounds(value: float, draws: _Array) -> tuple[float, float]:
+    """Percentiles of many draws, of few the normal interval. Efron and Tibshirani (1993), chapters 6 and 13."""
+    if len(draws) > _FEW_RESAMPLES:
+        return percentile(draws)
+    half = Z * float(draws.std(ddof=1))
+    return value - half, value + half
+
+
+def _or_nan(function: Callable[[_Array], float], rows: _Array) -> float:
     try:
         return float(function(rows))
     except DataError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ class Scores:
 
     `values`, shape (n,), are per sample: bool for proportions (whose `value` is in percent), float64
     otherwise, NaN where there is none. A metric of the whole set has `whole` instead, which
-    gives it for the samples at some positions. `nonfinite` counts samples with NaN or infinite outputs.
+    gives it for the samples at some positions and took `seconds` for all of them. `nonfinite` counts
+    samples with NaN or infinite outputs.
     """
 
     metric: str
@@ -34,6 +36,7 @@ class Scores:
     nonfinite: int = 0
     values: _Array | None = None
     whole: Callable[[_Array], float] | None = None
+    seconds: float = 0.0
     root: bool = False
 
     @property
@@ -177,7 +180,9 @@ def _of_user(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: 
         with user_code.running(metric):
             return np.asarray(function(given, labels[rows]))
 
+    started = time.monotonic()
     result = call(slice(None))
+    seconds = time.monotonic() - started
     higher = bool(getattr(function, "higher_is_better", True))
     bad = int((~finite).sum())
     if result.dtype.kind not in "biuf" or result.shape not in ((), (1,), (len(labels),)):
@@ -188,7 +193,15 @@ def _of_user(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: 
     if result.shape == (len(labels),):
         values = result if result.dtype == bool else np.where(np.isfinite(result), result, np.nan)
         return Scores(metric, higher, len(labels), bad, values=values)
-    return Scores(metric, higher, len(labels), bad, whole=lambda rows: float(call(rows).reshape(())))
+    known: dict[bytes, float] = {}  # all intervals ask for the same resamples
+
+    def whole(rows: _Array) -> float:
+        key = rows.tobytes()
+        if key not in known:
+            known[key] = float(call(rows).reshape(()))
+        return known[key]
+
+    return Scores(metric, higher, len(labels), bad, whole=whole, seconds=seconds)
 
 
 def _finite_rows(arrays: Mapping[str, _Array], n: int) -> _Array:

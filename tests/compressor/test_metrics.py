@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor import metrics
+from compressor import metrics, user_code
 from compressor.errors import DataError, UsageError
 
 
@@ -390,6 +391,41 @@ def test_a_metric_of_the_whole_set_is_resampled_by_samples(users: str) -> None:
     assert drop["value"] == pytest.approx(value - metrics.interval(second)[0])
     assert drop["verdict"] == "broken"
     assert drop["p_value"] < 0.01
+
+
+def test_a_slow_metric_of_the_whole_set_is_asked_seldom_and_gets_the_same_interval(users: str) -> None:
+    rng = np.random.default_rng(2)
+    labels = rng.normal(size=100)
+    outputs = {"out": (labels + 0.3 * rng.normal(size=100))[:, None]}
+    fast = metrics.evaluate(f"{users}:correlation", outputs, labels)
+    asked: list[bytes] = []
+
+    def whole(rows: np.ndarray) -> float:
+        asked.append(rows.tobytes())
+        assert fast.whole is not None
+        return fast.whole(rows)
+
+    slow = replace(fast, whole=whole, seconds=2.0)
+    for got, wanted in zip(metrics.interval(slow), metrics.interval(fast), strict=True):
+        assert got == pytest.approx(wanted, abs=0.01)
+    assert len(asked) == 51
+
+
+def test_a_metric_of_the_whole_set_is_called_once_for_each_resample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counted.py").write_text(
+        "CALLS = []\ndef mean(outputs, labels):\n    CALLS.append(1)\n    return float(outputs.mean())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    outputs, labels = np.arange(8.0)[:, None], np.zeros(8, int)
+    scores = metrics.evaluate("counted.py:mean", outputs, labels)
+    metrics.measure(scores)
+    calls = len(user_code.load("counted.py:mean").__globals__["CALLS"])
+    metrics.paired_drop(scores, scores)
+    metrics.measure(scores)
+    assert len(user_code.load("counted.py:mean").__globals__["CALLS"]) == calls
+    assert calls <= 1002
 
 
 def test_several_outputs_come_as_a_dict(users: str) -> None:
