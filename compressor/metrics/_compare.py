@@ -202,7 +202,7 @@ def _draws(function: Callable[[_Array], float], n: int, seed: int, seconds: floa
 
 
 def _bounds(value: float, draws: _Array) -> tuple[float, float]:
-    """Percentiles of many draws, of few the normal interval. Efron and Tibshirani (1993), chapters 6 and 13."""
+    """Percentiles of many draws, the normal interval of few. Efron, Tibshirani (1993), chapters 6 and 13."""
     if len(draws) > _FEW_RESAMPLES:
         return percentile(draws)
     half = Z * float(draws.std(ddof=1))
