@@ -17,30 +17,33 @@ def _corrected(observer: str, **choices: str) -> Step:
     return Step("quantize", {"observer": observer, **defaults, **choices})
 
 
+# Where rows meet matrices (transformers); nothing else is touched.
+_SMOOTH = Step("equalize", {"method": "smooth", "where": "rows"})
 _PLAIN = Step("quantize", {"observer": "minmax"})
 _STATIC: tuple[tuple[str, str, tuple[Step, ...]], ...] = (
     (
         "gptq",
-        "weights rounded by their layer's output, biases corrected, activation ranges of least squared error",
-        (_corrected("mse"),),
+        "weights rounded by their layer's output, biases corrected, inputs of matrices smoothed, "
+        "other activation ranges of least squared error",
+        (_SMOOTH, _corrected("mse")),
     ),
     (
         "full-bias",
         "as gptq, biases corrected layer by layer behind quantized layers",
-        (_corrected("mse", bias_correction="full"),),
+        (_SMOOTH, _corrected("mse", bias_correction="full")),
     ),
     (
         "smooth",
         "as gptq, ranges of channels evened out between layers",
-        (Step("equalize", {"method": "smooth", "alpha": 0.5}), _corrected("mse")),
+        (Step("equalize", {"method": "smooth"}), _corrected("mse")),
     ),
-    ("minmax", "as gptq, min-max activation ranges", (_corrected("minmax"),)),
+    ("minmax", "as gptq, min-max activation ranges", (_SMOOTH, _corrected("minmax"))),
     (
         "percentile",
         "as gptq, activation ranges clipped at the 99.99th percentile",
-        (_corrected("percentile"),),
+        (_SMOOTH, _corrected("percentile")),
     ),
-    ("entropy", "as gptq, activation ranges of least relative entropy", (_corrected("entropy"),)),
+    ("entropy", "as gptq, activation ranges of least relative entropy", (_SMOOTH, _corrected("entropy"))),
     ("plain", "weights rounded to nearest, min-max activation ranges", (_PLAIN,)),
 )
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -81,10 +84,7 @@ def rungs(target: Target, scheme: str, calibrated: bool = True) -> tuple[Recipe,
 
 def _with(scheme: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps, those that quantize with the scheme."""
-    return tuple(
-        Step(step.stage, {"scheme": scheme, **step.parameters}) if step.stage == "quantize" else step
-        for step in steps
-    )
+    return tuple(Step(step.stage, {"scheme": scheme, **step.parameters}) for step in steps)
 
 
 def _int4(rounding: str) -> tuple[Recipe, ...]:

@@ -5,6 +5,10 @@ is multiplied again, in theirs. Between them stand only operators that let a pos
 bound of a Clip (ReLU6) does not, and clipping at a bound of each channel's own, where the samples end, was
 measured to cost far more than the evener ranges bring. Both equalization (`equalize`) and smoothing
 (`smooth`) choose such factors.
+
+What reads a link's tensor beside the layers (the residual stream behind a LayerNormalization), or makes it (a
+GELU), may not know of factors. Where the tensor is computed in float anyway, a Mul before the layers then
+divides it for them alone (`multiplied`); of 6 layers of a sentence encoder 22 such Muls took 1 % of the time.
 """
 
 from __future__ import annotations
@@ -17,15 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor.quantization.layers import clip_bounds
-from compressor.quantization.view import View, attribute
+from compressor.quantization.placement import place
+from compressor.quantization.scheme import Scheme
+from compressor.quantization.view import View, attribute, replace_nodes
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-__all__ = ["Consumer", "Link", "apply", "links"]
+__all__ = ["Consumer", "Link", "apply", "links", "multiplied"]
 
 Floats = NDArray[np.float64]
-_TRANSPARENT = {"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Identity", "Dropout"}
+_POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool"}
+_TRANSPARENT = {"Relu", "LeakyRelu", "Identity", "Dropout"} | _POOLS
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Consumer:
 class Link:
     """`producer` makes `channels` channels, `tensor` is what the consumers read of them, along `axis`.
 
-    `constants` are the producer's initializers with the axis of the channels.
+    `constants` are the producer's initializers with the axis of the channels; without any, factors are
+    applied by a Mul that only the consumers read.
     """
 
     producer: str
@@ -63,26 +71,83 @@ def links(model: ModelProto) -> list[Link]:
     return [link for link in found if link is not None]
 
 
-def apply(model: ModelProto, link: Link, factors: Floats) -> None:
-    """Divide the channels by `factors` [channels], all positive, and multiply the weights that read them."""
+def multiplied(model: ModelProto, scheme: Scheme) -> list[Link]:
+    """Where a Mul can divide channels for integer layers: float rows that a Gemm or MatMul quantizes.
+
+    Tensors that a kernel writes as integers are left alone (a Mul would stand in their way), and so are
+    those that `links` reaches.
+    """
+    view = View(model)
+    placement = place(view, scheme)
+    reached = {link.tensor for link in links(model)}
+    found = (
+        _multiplied(view, name, placement.integer)
+        for name in placement.pairs
+        if name not in placement.replaced | reached
+    )
+    return [link for link in found if link is not None]
+
+
+def _multiplied(view: View, tensor: str, integer: set[str]) -> Link | None:
+    readers = [node for node in view.consumers.get(tensor, []) if View.key(node) in integer]
+    shape = view.types.get(tensor, (0, None))[1]
+    weights = [view.array(node.input[1]) for node in readers if node.op_type in ("Gemm", "MatMul")]
+    if not readers or len(weights) < len(readers) or weights[0] is None or (shape and len(shape) < 2):
+        return None
+    turned = readers[0].op_type == "Gemm" and attribute(readers[0], "transB", 0)
+    channels = weights[0].shape[1 if turned else 0]
+    consumers = [_consumer(view, node, tensor, channels, last=True) for node in readers]
+    if any(consumer is None for consumer in consumers):
+        return None
+    known = tuple(consumer for consumer in consumers if consumer)
+    return Link(View.key(readers[0]), tensor, -1, channels, (), known)
+
+
+def apply(model: ModelProto, link: Link, factors: Floats) -> str:
+    """Divide the channels by `factors` [channels], all positive, and multiply the weights that read them.
+
+    Gives the name of the tensor that the consumers read now.
+    """
+    tensor = link.tensor if link.constants else _insert(model, link, factors)
     for name, axis in link.constants:
         _replace(model, name, lambda value, axis=axis: value / _along(factors, axis, value.ndim))
     for consumer in link.consumers:
         _replace(model, consumer.weight, lambda value, consumer=consumer: value * factors[consumer.index])
+    return tensor
+
+
+def _insert(model: ModelProto, link: Link, factors: Floats) -> str:
+    """Let the consumers read the tensor through a Mul by the reciprocal of the factors."""
+    from onnx import helper
+
+    view = View(model)
+    row = view.add(f"{link.tensor}_smoothing", (1 / factors).astype(np.float32))
+    output = view.new_name(f"{link.tensor}_smoothed")
+    keys = {consumer.node for consumer in link.consumers}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if View.key(node) in keys:
+            if not any(output in made.output for made in nodes):
+                nodes.append(helper.make_node("Mul", [link.tensor, row], [output], name=f"Mul_{output}"))
+            node.input[0] = output
+        nodes.append(node)
+    replace_nodes(model, nodes)
+    return output
 
 
 def _link(view: View, node: NodeProto) -> Link | None:
     constants = _constants(view, node)
     if not constants:
         return None
-    tensor = _through(view, View.key(node))
-    readers = view.consumers.get(tensor, [])
-    if not readers or tensor in view.outputs or tensor in view.captured:
-        return None
     first = view.array(constants[0][0])
     assert first is not None
     channels = first.shape[constants[0][1]]
-    last = node.op_type == "LayerNormalization" or node.op_type == "Gemm"
+    last = node.op_type != "Conv"
+    tensor = _through(view, View.key(node), last=last)
+    tensor = _behind_attention(view, tensor, channels) if last else tensor
+    readers = view.consumers.get(tensor, [])
+    if not readers or tensor in view.outputs or tensor in view.captured:
+        return None
     consumers = [_consumer(view, reader, tensor, channels, last=last) for reader in readers]
     if any(consumer is None for consumer in consumers):
         return None
@@ -94,6 +159,8 @@ def _link(view: View, node: NodeProto) -> Link | None:
 
 def _constants(view: View, node: NodeProto) -> list[tuple[str, int]]:
     """The initializers that hold a producer's channels, with their axis; none if it is not a producer."""
+    if node.op_type in ("Add", "Mul"):
+        return _rows(view, node)
     axes = {
         "Conv": (1, 0),
         "Gemm": (1, 0 if attribute(node, "transB", 0) else 1),
@@ -107,22 +174,84 @@ def _constants(view: View, node: NodeProto) -> list[tuple[str, int]]:
     names = [(node.input[index], axis)]
     if len(node.input) > 2 and node.input[2]:
         names.append((node.input[2], 0))
-    rows = [view.array(name) for name, _ in names]
-    own = all(len(view.consumers[name]) == 1 and name not in view.captured for name, _ in names)
-    if not own or any(value is None for value in rows) or (len(rows) > 1 and rows[1].ndim != 1):  # type: ignore[union-attr]
+    ranks = [view.rank(name) if name in view.initializers else None for name, _ in names]
+    if None in ranks or ranks[1:] not in ([], [1]) or not _own(view, [name for name, _ in names]):
         return []
-    return names if rows[0] is not None and rows[0].ndim > axis else []
+    return names if (ranks[0] or 0) > axis else []
 
 
-def _through(view: View, name: str) -> str:
-    """Follow a tensor through operators that let factors pass."""
+def _rows(view: View, node: NodeProto) -> list[tuple[str, int]]:
+    """Constants of x * row, x * row + row (the end of a decomposed normalization) and x W + row."""
+    row, source = _row_and_rest(view, node)
+    if row is None:
+        return []
+    names = [(row, 0)]
+    maker = view.producers.get(source) if node.op_type == "Add" else None
+    if node.op_type == "Add":
+        if maker is None or view.only_reader(source) is not node:
+            return []
+        inner = _row_and_rest(view, maker)[0] if maker.op_type == "Mul" else _matrix(view, maker)
+        if inner is None:
+            return []
+        names.insert(0, (inner, 0 if maker.op_type == "Mul" else 1))
+    width = {shape[axis] for name, axis in names for shape in [tuple(view.initializers[name].dims)]}
+    return names if len(width) == 1 and _own(view, [name for name, _ in names]) else []
+
+
+def _row_and_rest(view: View, node: NodeProto) -> tuple[str | None, str]:
+    """The input that is a constant row of floats along the last axis, and the other one."""
+    for row, rest in (node.input[:2], list(node.input[1::-1])):
+        value = view.array(row)
+        constant = value is not None and value.ndim == 1 and len(value) > 1 and view.is_float(row)
+        if constant and rest not in view.initializers and (view.rank(rest) or 0) > 1:
+            return row, rest
+    return None, ""
+
+
+def _matrix(view: View, node: NodeProto) -> str | None:
+    """The constant matrix of a MatMul from the right."""
+    value = view.array(node.input[1]) if node.op_type == "MatMul" else None
+    return None if value is None or value.ndim != 2 else str(node.input[1])
+
+
+def _own(view: View, names: Sequence[str]) -> bool:
+    """Whether nothing else reads these initializers."""
+    return all(len(view.consumers[name]) == 1 and name not in view.captured for name in names)
+
+
+def _through(view: View, name: str, *, last: bool) -> str:
+    """Follow a tensor through operators that let factors of axis 1, or of the last one, pass."""
+    transparent = _TRANSPARENT - _POOLS if last else _TRANSPARENT
     while True:
         reader = view.only_reader(name)
         if reader is None or len([item for item in reader.output if item]) != 1:
             return name
-        if reader.op_type not in _TRANSPARENT and not _keeps_sign(view, reader):
+        if reader.op_type not in transparent and not _keeps_sign(view, reader):
             return name
         name = View.key(reader)
+
+
+def _behind_attention(view: View, name: str, channels: int) -> str:
+    """The context that attention makes of values `name` [..., channels]: a mixture channel by channel.
+
+    The values are split into heads, weighted over positions by a MatMul from the left, and put together
+    again; `name` itself if anything else stands there.
+    """
+    way: list[NodeProto] = []
+    for op in ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape"):
+        reader = view.only_reader(View.key(way[-1]) if way else name)
+        if reader is None or reader.op_type != op:
+            return name
+        way.append(reader)
+    split, first, product, second, merged = way
+    sizes, whole = (view.types.get(View.key(node), (0, None))[1] or () for node in (split, merged))
+    heads, width = sizes[2:] if len(sizes) == 4 else (0, 0)
+    if not isinstance(heads, int) or not isinstance(width, int) or heads * width != channels:
+        return name
+    there, back = (list(attribute(node, "perm", [])) for node in (first, second))
+    ordered = there[3:] == [3] and back[2:] == [there.index(2), 3]
+    right = product.input[1] == View.key(first) != product.input[0]
+    return View.key(merged) if ordered and right and whole[-1:] == (channels,) else name
 
 
 def _keeps_sign(view: View, node: NodeProto) -> bool:

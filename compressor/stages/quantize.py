@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "moments", "needs", "run"]
 
-VERSION = 3
+VERSION = 4
 FORM = "onnx"
 _LARGEST = 1e30  # a range beyond this is a mask or an overflow, not a signal
 
@@ -91,7 +91,8 @@ def run(
 ) -> dict[str, Any]:
     """The task: quantize an ONNX model to int8 with the ranges that `calibrate` left in the folder `ranges`.
 
-    `exclude` names nodes to be left in float. `weights` chooses the scales of weights, minmax or mse;
+    `exclude` names nodes to be left in float. Tensors that the stage equalize has smoothed keep their whole
+    range, whatever the observer. `weights` chooses the scales of weights, minmax or mse;
     `rounding` is nearest or gptq, which chooses the scales itself; `bias_correction` is None, fast or full.
     gptq and corrections need the folder that the task `moments` wrote, full correction also `data`. The
     facts of the model that is given back hold these choices, `scheme`, `quantized` (operators with an integer
@@ -118,6 +119,9 @@ def run(
     _check_names(view, exclude or [])
     roots = placement.place(view, chosen).pairs
     observed = calibrate.ranges(Path(ranges), observer)
+    if smoothed := source.facts.get("smoothed"):  # what clips one channel there clips them all
+        whole = calibrate.ranges(Path(ranges), "minmax")
+        observed |= {name: whole[name] for name in smoothed if name in whole}
     reasons = _unusable(set(roots.values()), observed, calibrate.left_out(Path(ranges)))
     unusable = {name: reasons[root] for name, root in roots.items() if root in reasons}
     placed = placement.place(view, chosen, frozenset(exclude or []), unusable)

@@ -101,7 +101,7 @@ def test_equalized_models_are_the_same_in_float_and_better_in_int8(
     folder.mkdir()
     ranges = None
     if equalize.calibration({"method": method}) == "required":
-        assert equalize.calibrate(net, data[0], str(folder)) == {"tensors": 2}
+        assert equalize.calibrate(net, data[0], str(folder))["tensors"] == 2
         ranges = str(folder)
     made = equalize.run(net, str(folder), method, ranges=ranges)
     assert made["facts"]["links"] == 2
@@ -120,7 +120,7 @@ def test_quantized_models_pass_through(
     made = quantized(net)
     folder = tmp_path / "equalized"
     folder.mkdir()
-    assert equalize.calibrate(made, data[0], str(folder)) == {"tensors": 0}
+    assert equalize.calibrate(made, data[0], str(folder)) == {"tensors": 0, "alpha": {}}
     assert "already quantized" in equalize.run(made, str(folder), "weights")["facts"]["reason"]
     assert quantize.moments(made, data[0], SCHEME, str(folder)) == {"layers": 0}
 
