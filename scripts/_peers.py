@@ -1,0 +1,216 @@
+"""Other quantizers on the same float ONNX file and the same samples, each in a process of its own.
+
+    PYTHON scripts/_peers.py JOB.json        # what `make` starts; PYTHON has the peer's package
+
+CPU-seconds count from when the packages are imported; the peak memory is that of the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["PEERS", "Peer", "PeerError", "make", "missing"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A quantizer with its settings: `maker` is a function of this module, `needs` what it imports.
+
+    `transformers_only`: it says itself that convolutional networks are not for it.
+    """
+
+    name: str
+    maker: str
+    needs: tuple[str, ...]
+    file: str = "model.onnx"
+    settings: dict[str, Any] = field(default_factory=dict)
+    transformers_only: bool = False
+
+
+_ORT = ("onnxruntime",)
+_NNCF = ("nncf", "openvino")
+PEERS = (
+    Peer("ORT per-channel", "ort", _ORT),
+    Peer("ORT per-channel, reduce_range", "ort", _ORT, settings={"reduce_range": True}),
+    Peer(
+        "ORT percentile, reduce_range",
+        "ort",
+        _ORT,
+        settings={"reduce_range": True, "method": "Percentile", "samples": 40},
+    ),
+    Peer("ORT dynamic", "ort_dynamic", _ORT, transformers_only=True),
+    Peer("NNCF", "nncf", _NNCF, "model.xml"),
+    Peer("NNCF, overflow_fix", "nncf", _NNCF, "model.xml", {"overflow_fix": "ENABLE"}),
+    Peer("Quark A8W8", "quark", ("quark",), settings={"samples": 60}),
+    Peer("AIMET", "aimet", ("aimet_onnx",), settings={"samples": 100}),
+)
+
+
+class PeerError(Exception):
+    """A peer is not there or could not quantize the model; the reason is its own last line."""
+
+
+def missing(python: str) -> dict[str, str]:
+    """Peers whose packages an interpreter lacks, with the words for it."""
+    packages = sorted({package for peer in PEERS for package in peer.needs})
+    code = "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if u.find_spec(n)])"
+    found = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
+    there = found.stdout.split()
+    lacking = {peer.name: [name for name in peer.needs if name not in there] for peer in PEERS}
+    return {name: f"{python} has no {' and no '.join(names)}" for name, names in lacking.items() if names}
+
+
+def make(python: str, peer: Peer, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Quantize `job["model"]`; gives `file`, `cpu_seconds` and `peak_bytes`. Raises `PeerError`.
+
+    `job` has `samples` (input: .npy of all), `transformer`, and may have `limit` on samples.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    request = {**job, **asdict(peer), "out": str(folder / peer.file), "result": str(folder / "result.json")}
+    (folder / "job.json").write_text(json.dumps(request))
+    command = [python, __file__, str(folder / "job.json")]  # some leave files where they run
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode or not (folder / peer.file).exists():
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        said = re.sub(r"\x1b\[[\d;]*m", "", lines[-1])[:200] if lines else "no reason given"
+        raise PeerError(f"{said} (exit {done.returncode})")
+    return {"file": str(folder / peer.file), **json.loads((folder / "result.json").read_text())}
+
+
+# -------------------------------------------------------------------------- in the peer's process
+
+
+class Samples:
+    """Feeds of one sample each, read from disk one by one."""
+
+    def __init__(self, files: dict[str, str], limit: int | None) -> None:
+        self.arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
+        count = min(len(array) for array in self.arrays.values())
+        self.count = min(count, limit or count)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        for place in range(self.count):
+            yield {name: np.array(array[place : place + 1]) for name, array in self.arrays.items()}
+
+
+def _reader(samples: Samples) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rest = iter(samples)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.rest, None)
+
+    return Reader()
+
+
+def ort(job: dict[str, Any], samples: Samples) -> float:
+    """onnxruntime.quantization, static, Q/DQ, after its own preparation."""
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    settings, started = job["settings"], time.process_time()
+    prepared = str(Path(job["out"]).with_name("prepared.onnx"))
+    quant_pre_process(job["model"], prepared, skip_symbolic_shape=job["transformer"])
+    quantization.quantize_static(
+        prepared,
+        job["out"],
+        _reader(samples),
+        quant_format=quantization.QuantFormat.QDQ,
+        op_types_to_quantize=["MatMul", "Gemm"] if job["transformer"] else None,
+        per_channel=True,
+        reduce_range=settings.get("reduce_range", False),
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        calibrate_method=getattr(quantization.CalibrationMethod, settings.get("method", "MinMax")),
+    )
+    return started
+
+
+def ort_dynamic(job: dict[str, Any], samples: Samples) -> float:
+    """onnxruntime.quantization, weights per channel, activations at run time."""
+    from onnxruntime import quantization
+
+    started = time.process_time()
+    kind = quantization.QuantType.QInt8
+    quantization.quantize_dynamic(job["model"], job["out"], per_channel=True, weight_type=kind)
+    return started
+
+
+def nncf(job: dict[str, Any], samples: Samples) -> float:
+    """NNCF's post-training quantization of the OpenVINO model, written as intermediate representation."""
+    import nncf
+    import openvino
+    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
+
+    started = time.process_time()
+    overflow = job["settings"].get("overflow_fix")
+    advanced = AdvancedQuantizationParameters(overflow_fix=OverflowFix[overflow]) if overflow else None
+    made = nncf.quantize(
+        openvino.Core().read_model(job["model"]),
+        nncf.Dataset(samples),
+        subset_size=samples.count,
+        model_type=nncf.ModelType.TRANSFORMER if job["transformer"] else None,
+        advanced_parameters=advanced,
+    )
+    openvino.save_model(made, job["out"], compress_to_fp16=False)
+    return started
+
+
+def quark(job: dict[str, Any], samples: Samples) -> float:
+    """AMD Quark's preset A8W8."""
+    from quark.onnx import ModelQuantizer
+    from quark.onnx.quantization.config import Config, get_default_config
+
+    started = time.process_time()
+    quantizer = ModelQuantizer(Config(global_quant_config=get_default_config("A8W8")))
+    quantizer.quantize_model(job["model"], job["out"], _reader(samples))
+    return started
+
+
+def aimet(job: dict[str, Any], samples: Samples) -> float:
+    """AIMET's simulation with its default settings, written with Q/DQ pairs."""
+    import onnx
+    from aimet_onnx.quantsim import QuantizationSimModel
+
+    started = time.process_time()
+    simulation = QuantizationSimModel(onnx.load(job["model"]), providers=["CPUExecutionProvider"])
+    simulation.compute_encodings(list(samples))
+    onnx.save(simulation.to_onnx_qdq(), job["out"])
+    return started
+
+
+def _peak() -> int:
+    """The most memory that this process ever had resident, in bytes."""
+    import resource
+
+    status = Path("/proc/self/status")
+    if status.exists():
+        return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def main() -> int:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    limits = [limit for limit in (job.get("limit"), job["settings"].get("samples")) if limit]
+    started = globals()[job["maker"]](job, Samples(job["samples"], min(limits, default=None)))
+    result = {"cpu_seconds": time.process_time() - started, "peak_bytes": _peak()}
+    Path(job["result"]).write_text(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose names are not the peer's
+    sys.exit(main())
