@@ -100,6 +100,8 @@ class Trials:
         whole = self.data.evaluation
         if self.steps.planning or not whole or whole["n"] < _SHARE * SUBSET:
             return None
+        if ":" in (self.options.metric or ""):  # samples may only count together, and a subset parts them
+            return None
         drawn = self.steps.run(
             "subset",
             "compressor.data._subset:subset",

@@ -48,7 +48,14 @@ def compare(
         after = before if itself else _scores(candidate, name)
         result |= {"metric": measure(after), "baseline_metric": measure(before)}
         result["drop"] = None if itself else paired_drop(before, after, max_drop=max_drop)
-    return {**result, "agreement": None if itself else _agreement(baseline, candidate)}
+    return {**result, "agreement": None if itself else _agreement(baseline, candidate, _classes(name))}
+
+
+def _classes(metric: str | None) -> bool | None:
+    """Whether outputs are class scores, as far as the metric tells."""
+    if metric in ("top1", "top5"):
+        return True
+    return False if metric in ("mse", "rmse", "mae") else None
 
 
 def _metric(folder: Path, asked: str | None) -> tuple[str | None, str]:
@@ -99,8 +106,8 @@ def _whole(folder: Path) -> tuple[dict[str, Array], Array]:
         ) from error
 
 
-def _agreement(baseline: Path, candidate: Path) -> dict[str, Any]:
-    total, done = Agreement(), 0
+def _agreement(baseline: Path, candidate: Path, classes: bool | None) -> dict[str, Any]:
+    total, done = Agreement(classes), 0
     for before, after in _pairs(baseline, candidate):
         try:
             total.update(before.outputs, after.outputs)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 __all__ = ["Agreement", "agreement"]
 
 _LIMIT_DB = 200.0
+_UNIT = 1e-3  # how far from 1 the length of a normalized vector may be
 _Array = NDArray[Any]
 
 
@@ -26,7 +27,9 @@ def agreement(reference: Mapping[str, _Array], outputs: Mapping[str, _Array]) ->
 class Agreement:
     """Sums over all samples seen; memory does not depend on their number."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: bool | None = None) -> None:
+        """`classes`: whether outputs (n, k) are class scores; None judges by the values (see `result`)."""
+        self._classes = classes
         self._sums: dict[str, _Sums] = {}
 
     def update(self, reference: Mapping[str, _Array], outputs: Mapping[str, _Array]) -> None:
@@ -45,9 +48,13 @@ class Agreement:
         dB; a value that is finite in the reference and not in the output makes it -200. The other
         figures leave such elements out; `nonfinite` counts them, `nonfinite_reference` those that are
         not finite in the reference. `outputs` has the same figures for each output. top1 is that of the
-        first output that has classes.
+        first output that has classes. Vectors that all have length 1 are embeddings and no class scores,
+        unless they are probabilities: which of their elements is the highest says nothing.
         """
         each = {name: sums.result() for name, sums in self._sums.items()}
+        for name, sums in self._sums.items():
+            if self._classes is False or (self._classes is None and sums.embeds):
+                each[name]["top1"] = None
         total = _Sums()
         for sums in self._sums.values():
             total.merge(sums)
@@ -67,6 +74,7 @@ class _Sums:
     nonfinite_reference: int = 0
     judged: int = 0
     same_class: int = 0
+    embeds: bool = False
 
     def add(self, expected: _Array, got: _Array) -> None:
         self.n += len(expected)
@@ -92,6 +100,7 @@ class _Sums:
             other = got.reshape(flat.shape)
             sound = ~(np.isnan(flat) | np.isnan(other)).any(1)
             same = (flat.argmax(1) == other.argmax(1)) & sound
+            self.embeds = _embeds(flat) and (self.embeds or not self.judged)
         elif flat.ndim == 1 and expected.dtype.kind in "iub":
             same = flat == got.reshape(flat.shape)
         else:
@@ -116,6 +125,15 @@ class _Sums:
             "nonfinite": self.nonfinite,
             "nonfinite_reference": self.nonfinite_reference,
         }
+
+
+def _embeds(rows: _Array) -> bool:
+    """Whether rows (n, k) are vectors of length 1 that are no probabilities."""
+    values = rows.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        unit = np.abs(np.linalg.norm(values, axis=1) - 1) < _UNIT
+        shares = (values >= 0).all(axis=1) & (np.abs(values.sum(axis=1) - 1) < _UNIT)
+    return bool(unit.all() and not shares.all())
 
 
 def _decibels(signal: float, noise: float) -> float:

@@ -176,21 +176,26 @@ def _paired_whole(first: Scores, second: Scores, seed: int) -> _Paired:
         return sign * (one(rows) - two(rows))
 
     value = _finite(drop(np.arange(first.n)), first.metric)
-    draws = _draws(drop, first.n, seed, max(first.seconds, second.seconds))
+    draws = _draws(drop, first, seed, max(first.seconds, second.seconds))
     return (value, None, None, None) if draws is None else (value, *_bounds(value, draws), _two_sided(draws))
 
 
 def _of_whole(scores: Scores, seed: int) -> _Bounds:
     assert scores.whole is not None
     value = _finite(scores.whole(np.arange(scores.n)), scores.metric)
-    draws = _draws(scores.whole, scores.n, seed, scores.seconds)
+    draws = _draws(scores.whole, scores, seed, scores.seconds)
     return (value, None, None) if draws is None else (value, *_bounds(value, draws))
 
 
-def _draws(function: Callable[[_Array], float], n: int, seed: int, seconds: float) -> _Array | None:
-    """A whole-set metric on resamples; None if more than one in twenty has no value (one class only, say)."""
+def _draws(function: Callable[[_Array], float], of: Scores, seed: int, seconds: float) -> _Array | None:
+    """A whole-set metric on resamples; None if more than one in twenty has no value (one class only, say).
 
-    def each(rows: _Array) -> _Array:
+    What is drawn are samples, or groups of them (Efron, Tibshirani 1993, section 8.3: what is independent).
+    """
+    groups, n = of.groups, len(of.groups) if of.groups else of.n
+
+    def each(picks: _Array) -> _Array:
+        rows = (np.concatenate([groups[place] for place in pick]) if groups else pick for pick in picks)
         return np.array([_or_nan(function, row) for row in rows])
 
     if n < 2:

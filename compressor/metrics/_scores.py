@@ -28,6 +28,7 @@ class Scores:
     otherwise, NaN where there is none. A metric of the whole set has `whole` instead, which
     gives it for the samples at some positions and took `seconds` for all of them. `nonfinite` counts
     samples with NaN or infinite outputs.
+    `groups` are positions of samples that only count together (the two of a pair).
     """
 
     metric: str
@@ -38,6 +39,7 @@ class Scores:
     whole: Callable[[_Array], float] | None = None
     seconds: float = 0.0
     root: bool = False
+    groups: list[_Array] | None = None
 
     @property
     def unit(self) -> str:
@@ -84,7 +86,9 @@ def evaluate(metric: str, outputs: _Outputs, labels: _Array) -> Scores:
     """Score outputs (arrays of n rows by name, or one array) against labels of n rows.
 
     `module:callable` is called with the outputs (the array itself if there is one output, else a dict)
-    and the labels, and gives n scores or one number; its attribute `higher_is_better` defaults to True.
+    and the labels, and gives n scores or one number; its attribute `higher_is_better` defaults to True. A
+    function as its attribute `groups` gives from the labels the number of each sample's group: samples of a
+    group (the two sentences of a pair) stay together in every resample.
     Raises `UsageError` for an unknown metric, `DataError` if outputs and labels do not fit it.
     """
     metric = check(metric)
@@ -201,7 +205,23 @@ def _of_user(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: 
             known[key] = float(call(rows).reshape(()))
         return known[key]
 
-    return Scores(metric, higher, len(labels), bad, whole=whole, seconds=seconds)
+    groups = _groups(metric, getattr(function, "groups", None), labels)
+    return Scores(metric, higher, len(labels), bad, whole=whole, seconds=seconds, groups=groups)
+
+
+def _groups(metric: str, function: Any, labels: _Array) -> list[_Array] | None:
+    """The positions of each group, in order."""
+    if function is None:
+        return None
+    with user_code.running(metric):
+        numbers = np.asarray(function(labels))
+    if numbers.shape != (len(labels),):
+        raise DataError(
+            f"metric {metric}: its groups have shape {numbers.shape}; "
+            f"they must be one number for each of the {len(labels)} samples"
+        )
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 def _finite_rows(arrays: Mapping[str, _Array], n: int) -> _Array:

@@ -135,6 +135,7 @@ def test_one_sample_has_no_interval_and_none_is_an_error() -> None:
         metrics.interval(np.array([]))
 
 
+RNG_OF_VECTORS = np.random.default_rng(11)
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.9, 0.05, 0.05]], np.float32)
 
 
@@ -539,3 +540,51 @@ def test_labels_with_fractions_are_no_classes() -> None:
         metrics.evaluate("top1", SCORES, np.array([0.5, 1, 0, 2]))
     whole = metrics.evaluate("top1", SCORES, np.array([1.0, 0.0, 1.0, 0.0]))
     assert metrics.measure(whole)["value"] == 100.0
+
+
+def test_embeddings_have_no_classes_to_agree_on() -> None:
+    rows = RNG_OF_VECTORS.normal(size=(64, 32))
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    noisy = unit + 0.05 * RNG_OF_VECTORS.normal(size=unit.shape)
+    found = metrics.agreement({"y": unit}, {"y": noisy})
+    assert found["top1"] is None
+    assert found["outputs"]["y"]["top1"] is None
+    assert found["sqnr_db"] == pytest.approx(-20 * np.log10(0.05 * np.sqrt(32)), abs=0.5)
+    assert metrics.agreement({"y": rows}, {"y": rows})["top1"] == 1  # logits may well be anything
+    confident = np.eye(4)[[0, 1, 2, 3, 0]]
+    assert metrics.agreement({"y": confident}, {"y": confident})["top1"] == 1  # probabilities of 1
+    by_metric = metrics.Agreement(classes=True)
+    by_metric.update({"y": unit}, {"y": noisy})
+    assert by_metric.result()["top1"] is not None
+    parts = metrics.Agreement()
+    for start in range(0, 64, 7):
+        parts.update({"y": unit[start : start + 7]}, {"y": noisy[start : start + 7]})
+    assert parts.result()["top1"] is None
+
+
+def test_pairs_stay_together_in_resamples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same interval as that of a metric over one row a pair."""
+    monkeypatch.chdir(tmp_path)
+    Path("paired.py").write_text(
+        "import numpy as np\n"
+        "def corr(outputs, labels):\n"
+        "    cosine = (outputs[0::2] * outputs[1::2]).sum(1)\n"
+        "    return float(np.corrcoef(cosine, labels[0::2, 1])[0, 1])\n"
+        "corr.groups = lambda labels: labels[:, 0]\n"
+        "def single(outputs, labels):\n"
+        "    return float(np.corrcoef(outputs[:, 0], labels)[0, 1])\n"
+        "def wrong(outputs, labels):\n"
+        "    return 1.0\n"
+        "wrong.groups = lambda labels: labels\n"
+    )
+    one, two = RNG_OF_VECTORS.normal(size=(2, 80, 3))
+    score = (one * two).sum(1) + RNG_OF_VECTORS.normal(size=80)
+    rows = np.stack([one, two], axis=1).reshape(160, 3)
+    labels = np.stack([np.repeat(np.arange(80), 2), np.repeat(score, 2)], axis=1)
+    found = metrics.measure(metrics.evaluate("paired.py:corr", rows, labels))
+    wanted = metrics.measure(metrics.evaluate("paired.py:single", (one * two).sum(1, keepdims=True), score))
+    assert found["value"] == pytest.approx(wanted["value"])
+    assert (found["low"], found["high"]) == pytest.approx((wanted["low"], wanted["high"]))
+    assert found["low"] > 0.3
+    with pytest.raises(DataError, match="its groups have shape"):
+        metrics.evaluate("paired.py:wrong", rows, labels)

@@ -247,3 +247,9 @@ def test_a_metric_that_is_better_low_rises(report: Any, base: Any, engine: Any) 
 
 def test_a_report_without_candidates_says_so(report: Any, base: Any) -> None:
     assert report([base])["headline"] == "No compressed engine was made."
+
+
+def test_vectors_near_float_need_no_common_highest_element(report: Any, engine: Any) -> None:
+    facts = {"metric": None, "max_drop": None}
+    assert found(report(unlabelled(engine, top1=0.8, sqnr_db=14.0), **facts))[0] == BASE
+    assert found(report(unlabelled(engine, top1=0.8, sqnr_db=18.0), **facts))[0] == INT8
