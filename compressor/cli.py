@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ _OUTSIDE = {
     errno.ENOENT,
     errno.EROFS,
 }
-COMMANDS = ("run", "inspect", "lint", "report", "doctor")
+COMMANDS = ("run", "inspect", "lint", "bench", "report", "doctor")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,6 +59,7 @@ def _dispatch(arguments: list[str]) -> int:
         "run": _run,
         "inspect": _inspect,
         "lint": _lint,
+        "bench": _bench,
         "report": _report,
         "doctor": _doctor,
     }
@@ -119,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="compress",
         usage="compress [run] MODEL [--target SPEC ...] [--data SRC] [...]\n"
-        "       compress inspect FILE | lint FILE | report DIR | doctor",
+        "       compress inspect FILE | lint FILE | bench ENGINE | report DIR | doctor",
         description="Compress a trained model into smaller, faster engines, and prove it.",
         epilog="exit status: 0 done, 1 failed, 2 wrong request, 3 the accuracy budget is broken, "
         "130 interrupted (the best engine so far is delivered)",
@@ -225,6 +227,46 @@ def _lint(arguments: list[str]) -> int:
     answer = worker.call("compressor.quantization.lint:lint_task", task).value
     print(json.dumps(answer, indent=1) if options.json else render_findings(answer))
     return int(any(found["severity"] == "error" for found in answer.get("rest", answer["findings"])))
+
+
+def _bench(arguments: list[str]) -> int:
+    parser = _Parser(prog="compress bench", description="Time engines on this machine, in one process each.")
+    add = parser.add_argument
+    add("engine", nargs="+", help="an engine's file or folder; several are compared with the first")
+    add("--data", metavar="SRC", help="inputs to time on: image folder, .npz, module:callable")
+    add("--preprocess", metavar="SPEC", help="for images, unless the engine's manifest says it")
+    add("--made-up", action="store_true", help="time on made-up inputs instead of data")
+    add("--requests", type=int, metavar="N", help="exactly so many calls of one engine")
+    add("--seconds", type=float, metavar="S", help="time for each engine, in turns (default 10)")
+    add("--threads", type=int, default=1, metavar="N", help="threads of the engine (default 1)")
+    add("--batch", type=int, default=1, metavar="N", help="samples in a call (default 1)")
+    add("--seed", type=int, default=0, metavar="N", help="of made-up inputs and the order (default 0)")
+    add("--json", metavar="FILE", help="write the figures there")
+    options = parser.parse_args(arguments)
+    if bool(options.data) == options.made_up:
+        raise UsageError("latency needs inputs: pass --data SRC with real samples, or else --made-up")
+    if options.requests is not None and options.seconds is not None:
+        raise UsageError("--requests and --seconds exclude each other")
+    from compressor import worker
+    from compressor.data import parse_preprocess
+    from compressor.report.timings import render_timings
+    from compressor.store import write_json
+
+    with tempfile.TemporaryDirectory() as folder:
+        task = {
+            "engines": options.engine,
+            "source": options.data,
+            "preprocess": parse_preprocess(options.preprocess) if options.preprocess else None,
+            "requests": options.requests,
+            "seconds": 10.0 if options.seconds is None else options.seconds,
+            **{name: getattr(options, name) for name in ("threads", "batch", "seed")},
+            "folder": folder,
+        }
+        answer = worker.call("serving.bench:standalone", task, threads=options.threads).value
+    if options.json:
+        write_json(Path(options.json), answer)
+    print(render_timings(answer))
+    return 0
 
 
 def _report(arguments: list[str]) -> int:

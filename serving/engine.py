@@ -18,7 +18,7 @@ from compressor.store import file_digest, write_json
 if TYPE_CHECKING:
     from serving.runtimes import Session
 
-__all__ = ["MANIFEST", "MANIFEST_VERSION", "load_engine", "read_manifest", "write_manifest"]
+__all__ = ["MANIFEST", "MANIFEST_VERSION", "load_engine", "locate", "read_manifest", "write_manifest"]
 
 MANIFEST = "engine.json"
 MANIFEST_VERSION = 1
@@ -81,14 +81,20 @@ def load_engine(path: str | Path, *, device: str | None = None, threads: int = 1
     without a manifest is opened too, by its suffix and on the CPU unless told otherwise; then nothing
     is verified. Warns when the runtime's version is not the one that the engine was measured with.
     """
-    file, manifest = _find(Path(path))
+    file, _, runtime, made_for = locate(Path(path))
+    return _open(runtime, file, device or made_for, threads)
+
+
+def locate(path: Path) -> tuple[Path, dict[str, Any] | None, str, str]:
+    """An engine's file, verified; its manifest, if it has one; its runtime and device (as `load_engine`)."""
+    file, manifest = _find(path)
     if manifest is None:
-        return _open(_runtime_for(file), file, device or "cpu", threads)
+        return file, None, _runtime_for(file), "cpu"
     _verify(file, manifest["sha256"])
     for name, digest in manifest.get("data_files", {}).items():
         _verify(file.with_name(name), digest)
     _compare_versions(file, manifest)
-    return _open(manifest["runtime"], file, device or manifest["device"], threads)
+    return file, manifest, manifest["runtime"], manifest["device"]
 
 
 def _find(path: Path) -> tuple[Path, dict[str, Any] | None]:

@@ -10,8 +10,9 @@ from compressor.errors import UsageError
 from compressor.store import write_json
 from serving.bench.resident import memory
 from serving.bench.rows import Bench
+from serving.bench.standalone import standalone
 
-__all__ = ["VERSION", "latency", "memory"]
+__all__ = ["VERSION", "latency", "memory", "standalone"]
 
 VERSION: int = 1
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Calls", "Cluster", "Measured", "interleave"]
+__all__ = ["FIRST_WARM_UP", "Calls", "Cluster", "Lane", "Measured", "interleave", "warm_up"]
 
 Calls = list[Callable[[], Any]]
 """One call for each of several inputs, to be made in rotation."""
@@ -29,7 +29,8 @@ _REFILL = 0.05
 another engine's data, which a deployed engine does not. In a longer call that is lost in the whole."""
 _MAX_CLUSTERS = 32
 _WANTED_CLUSTERS = 8
-_FIRST_WARM_UP = (0.2, 10)
+FIRST_WARM_UP = (0.2, 10)
+"""Seconds, and calls."""
 _LATER_WARM_UP = (0.02, 2)
 _LONGEST_WARM_UP = 2.0
 
@@ -56,7 +57,7 @@ class Measured:
 
 
 @dataclass
-class _Lane:
+class Lane:
     """An open session: its calls in endless rotation, and how long one takes (s)."""
 
     number: int
@@ -89,7 +90,7 @@ def interleave(
     if not control:
         del opened[-1]
     for lane in opened:
-        _warm_up(lane, *_FIRST_WARM_UP, at_most=0.1 * seconds / len(opened))
+        warm_up(lane, *FIRST_WARM_UP, at_most=0.1 * seconds / len(opened))
     opening += sum(_later_warm_up(lane.cost) for lane in opened)
     clusters: list[Cluster] = []
     while True:
@@ -108,28 +109,28 @@ def interleave(
 
 def _open(
     lanes: list[Callable[[], Calls]], numbers: Sequence[int], rng: np.random.Generator
-) -> tuple[list[_Lane], float]:
+) -> tuple[list[Lane], float]:
     """Open sessions in random order; gives them, in that order, and the seconds it took.
 
     They are warmed up in the same order: with two threads, the one that always came first was 1.5 %
     faster than an identical one that always came last.
     """
     begin = time.perf_counter()
-    opened = [_Lane(int(number), cycle(lanes[number]())) for number in rng.permutation(list(numbers))]
+    opened = [Lane(int(number), cycle(lanes[number]())) for number in rng.permutation(list(numbers))]
     return opened, time.perf_counter() - begin
 
 
 def _reopen(
     lanes: list[Callable[[], Calls]], numbers: list[int], rng: np.random.Generator
-) -> tuple[list[_Lane], float]:
+) -> tuple[list[Lane], float]:
     begin = time.perf_counter()
     opened, _ = _open(lanes, numbers, rng)
     for lane in opened:
-        _warm_up(lane, *_LATER_WARM_UP, at_most=_LONGEST_WARM_UP)
+        warm_up(lane, *_LATER_WARM_UP, at_most=_LONGEST_WARM_UP)
     return opened, time.perf_counter() - begin
 
 
-def _too_slow(opened: list[_Lane], deadline: float) -> bool:
+def _too_slow(opened: list[Lane], deadline: float) -> bool:
     """Make the first call in every lane; whether there is no time for a second one in all of them."""
     for lane in opened[:-1]:
         lane.cost = _call(lane)
@@ -140,13 +141,13 @@ def _too_slow(opened: list[_Lane], deadline: float) -> bool:
     return False
 
 
-def _call(lane: _Lane) -> float:
+def _call(lane: Lane) -> float:
     begin = time.perf_counter()
     next(lane.calls)()
     return time.perf_counter() - begin
 
 
-def _warm_up(lane: _Lane, floor: float, calls: int, *, at_most: float) -> None:
+def warm_up(lane: Lane, floor: float, calls: int, *, at_most: float) -> None:
     """Run until the median of a block no longer falls, for `floor` seconds and `calls` calls at least.
 
     No call is begun that would take it past `at_most` seconds, but one is made if none was before.
@@ -167,7 +168,7 @@ def _later_warm_up(cost: float) -> float:
     return max(floor, min(calls * cost, _LONGEST_WARM_UP), cost)
 
 
-def _clusters_that_fit(remaining: float, opening: float, opened: list[_Lane], most: int) -> int:
+def _clusters_that_fit(remaining: float, opening: float, opened: list[Lane], most: int) -> int:
     """How many clusters, the open one included, leave each at least as long for timing as for opening.
 
     If these are few, more of them are worth more than many passes in each.
@@ -179,7 +180,7 @@ def _clusters_that_fit(remaining: float, opening: float, opened: list[_Lane], mo
     return max(1, min(most, fit))
 
 
-def _measure(opened: list[_Lane], until: float, rng: np.random.Generator) -> Cluster:
+def _measure(opened: list[Lane], until: float, rng: np.random.Generator) -> Cluster:
     """Passes there and back until the time is over; at least one pass."""
     cluster = Cluster()
     pass_cost = sum(lane.block for lane in opened)
@@ -204,7 +205,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _block(lane: _Lane, cluster: Cluster) -> None:
+def _block(lane: Lane, cluster: Cluster) -> None:
     """Make one block's calls, each timed by the wall clock, all together by the CPU clock.
 
     Their number is fixed beforehand: a block that ended by the clock would hold few calls just when

@@ -1,0 +1,143 @@
+"""Engines timed on their own: a number of requests to one, or several against the first of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor import plugins
+from compressor.errors import UsageError
+from compressor.model import TensorSpec
+from serving.bench.inputs import batches_of, fixed_batch
+from serving.bench.interleave import FIRST_WARM_UP, Lane, warm_up
+from serving.bench.rows import Bench
+from serving.engine import locate
+
+__all__ = ["standalone"]
+
+_MS = 1e-6
+_LONGEST_WARM_UP = 5.0  # seconds, unless the first call takes longer
+
+
+@dataclass(frozen=True)
+class _Placed:
+    file: Path
+    runtime: str
+    device: str
+    preprocess: dict[str, Any] | None
+    inputs: tuple[TensorSpec, ...]
+
+
+def standalone(
+    engines: list[str],
+    source: str | None,
+    preprocess: dict[str, Any] | None,
+    requests: int | None,
+    seconds: float,
+    threads: int,
+    batch: int,
+    seed: int,
+    folder: str,
+) -> dict[str, Any]:
+    """The task: time engine files, or folders with an `engine.json`, outside of a run.
+
+    With `requests`, that many calls of one engine in one session after a warm-up; without, engines of one
+    runtime in turns for about `seconds` each (see `serving.bench.latency`). `source` None asks for made-up
+    inputs. Returns {"runtime", "device", "threads", "batch", "inputs", "engines": [row]}; a row has
+    "engine", "p50_ms", "p90_ms", "p99_ms", "mean_ms", "throughput_per_s" (samples) and "cpu_ms" (of a call);
+    with `requests` also "requests", "min_ms" and "max_ms", and percentiles are those of the calls that were
+    made, however few. Raises `UsageError`, `DataError`, `ModelFileError`, or `UnsupportedError` when a call
+    fails: then there are no numbers.
+    """
+    _check(engines, requests, seconds, threads, batch)
+    placed = [_place(engine, threads) for engine in engines]
+    if len({(item.runtime, item.device) for item in placed}) > 1:
+        raise UsageError(
+            "engines of different runtimes or devices cannot be timed in turns: "
+            + ", ".join(f"{item.file} ({item.runtime}:{item.device})" for item in placed)
+        )
+    first = placed[0]
+    data = _data(first, source, preprocess or first.preprocess)
+    size = fixed_batch(first.inputs) or batch
+    if requests is not None:
+        rows = [_requested(first, data, requests, threads, size, seed)]
+    else:
+        bench = Bench([item.file for item in placed], first.runtime, first.device, threads, data, seed)
+        rows = bench.rows(size, seconds * len(placed))
+    return {
+        "runtime": first.runtime,
+        "device": first.device,
+        "threads": threads,
+        "batch": size,
+        "inputs": source or "made-up",
+        "engines": [{"engine": engine, **row} for engine, row in zip(engines, rows, strict=True)],
+    }
+
+
+def _check(engines: Sequence[str], requests: int | None, seconds: float, threads: int, batch: int) -> None:
+    if requests is not None and requests < 1:
+        raise UsageError(f"{requests} requests give no latency; ask for at least 1")
+    if requests is not None and len(engines) > 1:
+        raise UsageError("--requests counts calls of one engine; several are compared by --seconds")
+    if not seconds > 0 or threads < 1 or batch < 1:
+        raise UsageError("a time above 0 s, and at least 1 thread and a batch of 1 are needed")
+
+
+def _place(engine: str, threads: int) -> _Placed:
+    """Find and verify an engine, and open it once for what it takes."""
+    file, manifest, runtime, device = locate(Path(engine))
+    session = plugins.module("runtimes", runtime).open_session(file, device=device, threads=threads)
+    return _Placed(file, runtime, device, (manifest or {}).get("preprocess"), tuple(session.inputs))
+
+
+def _data(engine: _Placed, source: str | None, preprocess: dict[str, Any] | None) -> dict[str, Any]:
+    """A reference to all samples of a source, or to made-up ones."""
+    from compressor.data import describe
+
+    inputs = [asdict(spec) for spec in engine.inputs]
+    if source is None:
+        return {"source": None, "inputs": inputs}
+    facts = describe(source, preprocess, inputs)
+    return {
+        "source": source,
+        "preprocess": preprocess if facts["kind"] == "image_folder" else None,
+        "inputs": inputs,
+        "binding": facts["binding"],
+        "sha256": facts["sha256"],
+        "indices": None,
+        "n": facts["n"],
+    }
+
+
+def _requested(
+    engine: _Placed, data: dict[str, Any], requests: int, threads: int, size: int, seed: int
+) -> dict[str, Any]:
+    feeds = batches_of(data, size, seed)
+    session = plugins.module("runtimes", engine.runtime).open_session(
+        engine.file, device=engine.device, threads=threads
+    )
+    lane = Lane(0, cycle([session.bind(inputs) for inputs in feeds]))
+    warm_up(lane, *FIRST_WARM_UP, at_most=_LONGEST_WARM_UP)
+    times = np.empty(requests)
+    cpu = time.process_time_ns()
+    for place, call in enumerate(islice(lane.calls, requests)):
+        begin = time.perf_counter_ns()
+        call()
+        times[place] = (time.perf_counter_ns() - begin) * _MS
+    cpu = time.process_time_ns() - cpu
+    ranks = np.quantile(times, [0.5, 0.9, 0.99], method="inverted_cdf")
+    return {
+        "requests": requests,
+        **{name: float(value) for name, value in zip(("p50_ms", "p90_ms", "p99_ms"), ranks, strict=True)},
+        "mean_ms": float(times.mean()),
+        "min_ms": float(times.min()),
+        "max_ms": float(times.max()),
+        "cpu_ms": cpu * _MS / requests,
+        "throughput_per_s": 1000 * size * requests / float(times.sum()),
+    }

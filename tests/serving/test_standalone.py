@@ -1,0 +1,148 @@
+"""`compress bench`: engines timed outside of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compressor.cli import main
+from compressor.errors import UsageError
+from serving import bench
+
+
+def chain(path: Path, layers: int) -> Path:
+    nodes, name = [], "x"
+    for layer in range(layers):
+        nodes.append(helper.make_node("MatMul", [name, "w"], [f"y{layer}"]))
+        name = f"y{layer}"
+    values = np.random.default_rng(0).normal(0, 0.05, (256, 256)).astype(np.float32)
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 256])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 256])],
+        [numpy_helper.from_array(values, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    chain(folder / "short.onnx", 4)
+    chain(folder / "long.onnx", 32)
+    np.savez(folder / "data.npz", x=np.ones((20, 256), np.float32))
+    return folder
+
+
+def figures(place: Path, *arguments: str) -> dict[str, Any]:
+    assert (
+        main(["bench", *arguments, "--data", str(place / "data.npz"), "--json", str(place / "out.json")]) == 0
+    )
+    answer: dict[str, Any] = json.loads((place / "out.json").read_text())
+    return answer
+
+
+def test_requests_are_counted_and_their_figures_agree(place: Path) -> None:
+    answer = figures(place, str(place / "short.onnx"), "--requests", "40")
+    (row,) = answer["engines"]
+    assert row["requests"] == 40
+    assert 0 < row["min_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["max_ms"]
+    assert row["throughput_per_s"] * row["mean_ms"] == pytest.approx(1000)
+    assert answer["inputs"].endswith("data.npz")
+
+
+def test_one_request_is_all_its_percentiles(place: Path) -> None:
+    (row,) = figures(place, str(place / "short.onnx"), "--requests", "1")["engines"]
+    assert len({row[name] for name in ("p50_ms", "p90_ms", "p99_ms", "mean_ms", "min_ms", "max_ms")}) == 1
+
+
+def test_throughput_counts_samples_of_a_batch(place: Path) -> None:
+    answer = figures(place, str(place / "short.onnx"), "--requests", "5", "--batch", "4")
+    (row,) = answer["engines"]
+    assert answer["batch"] == 4
+    assert row["throughput_per_s"] * row["mean_ms"] == pytest.approx(4000)
+
+
+def test_several_engines_are_compared_with_the_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = figures(place, str(place / "long.onnx"), str(place / "short.onnx"), "--seconds", "3")
+    first, second = answer["engines"]
+    assert first["ratio_to_baseline"] is None
+    assert second["ratio_to_baseline"]["value"] > 2  # an eighth of the work
+    assert second["ratio_to_baseline"]["verdict"] == "faster"
+    assert "short.onnx: faster against" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["short.onnx"], "--data SRC"),
+        (["short.onnx", "--data", "data.npz", "--requests", "0"], "0 requests"),
+        (["short.onnx", "--data", "data.npz", "--requests", "3", "--seconds", "1"], "exclude each other"),
+        (["short.onnx", "long.onnx", "--data", "data.npz", "--requests", "3"], "--seconds"),
+        (["missing.onnx", "--data", "data.npz"], "missing.onnx"),
+        (["short.onnx", "--data", "missing.npz"], "missing.npz"),
+        (["short.onnx", "--data", "data.npz", "--seconds", "0"], "above 0 s"),
+    ],
+)
+def test_what_cannot_be_measured_gives_one_line_and_no_file(
+    place: Path,
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "none.json").unlink(missing_ok=True)
+    assert main(["bench", *arguments, "--json", "none.json"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (place / "none.json").exists()
+
+
+def test_made_up_inputs_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(place / "short.onnx"), "--made-up", "--requests", "2"]) == 0
+    assert "inputs: made-up" in capsys.readouterr().out
+
+
+def test_an_engine_whose_calls_fail_has_no_figures(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["x", "i"], ["y"], axis=1)],
+        "fails",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "M"])],
+        [numpy_helper.from_array(np.array([3, 9], np.int64), "i")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, tmp_path / "fails.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 4), np.float32))
+    out = tmp_path / "out.json"
+    arguments = [str(tmp_path / "fails.onnx"), "--data", str(tmp_path / "data.npz"), "--json", str(out)]
+    assert main(["bench", *arguments, "--requests", "5"]) == 1
+    assert main(["bench", *arguments, "--seconds", "0.5"]) == 1
+    assert not out.exists()
+
+
+def test_engines_of_two_runtimes_are_refused(place: Path, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    openvino.save_model(openvino.Core().read_model(str(place / "short.onnx")), str(tmp_path / "short.xml"))
+    with pytest.raises(UsageError, match="different runtimes"):
+        bench.standalone(
+            [str(place / "short.onnx"), str(tmp_path / "short.xml")],
+            str(place / "data.npz"),
+            None,
+            requests=None,
+            seconds=1.0,
+            threads=1,
+            batch=1,
+            seed=0,
+            folder=str(tmp_path),
+        )
