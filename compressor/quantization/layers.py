@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from compressor.quantization.view import View, attribute
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = ["LAYERS", "Use", "clip_bounds", "float_reason", "storage_uses", "weight_uses"]
+__all__ = ["LAYERS", "Use", "clip_bounds", "float_reason", "storage_uses", "thin_reason", "weight_uses"]
 
 LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "Einsum"}
 _SUMS = {"ReduceSum", "ReduceL1", "ReduceSumSquare", "CumSum"}
@@ -133,9 +133,9 @@ def clip_bounds(view: View, node: NodeProto) -> tuple[float, float] | None:
 def float_reason(view: View, node: NodeProto, scheme: Scheme) -> str | None:
     """Why a node cannot run in integers, None if it can or if it never does."""
     if node.op_type in scheme.compute:
-        return _layer_reason(view, node)
+        return _layer_reason(view, node) or _thin_reason(view, node, scheme)
     if node.op_type in LAYERS:
-        return f"the runtime has no int8 kernel for {node.op_type}"
+        return f"the scheme {scheme.name} has no int8 kernel for {node.op_type}"
     if node.op_type in scheme.elementwise:
         return _elementwise_reason(view, node)
     if node.op_type in scheme.pass_through | scheme.on_integers:
@@ -166,6 +166,30 @@ def _layer_reason(view: View, node: NodeProto) -> str | None:
     if _sums_free_length(view, data):
         return "its input is a sum over a free length, whose range depends on the length"
     return None
+
+
+def _thin_reason(view: View, node: NodeProto, scheme: Scheme) -> str | None:
+    """Why a layer is too thin for int8 to pay."""
+    weight = _weight(view, node.input[1])[0]
+    if scheme.thin is None or weight is None:
+        return None
+    return thin_reason(node, view.initializers[weight].dims, scheme.thin)
+
+
+def thin_reason(node: NodeProto, dims: Sequence[int], thin: tuple[int, int]) -> str | None:
+    """Why int8 does not pay for a layer with a weight of these sizes, by `Scheme.thin`; None: it does."""
+    least, multiple = thin
+    first, second, *kernel = dims
+    if min(first, second) >= least:
+        return None
+    if node.op_type != "Conv":
+        return f"int8 does not pay for a matrix of {first} x {second}"
+    if attribute(node, "group", 1) == 1:
+        fits = (first % multiple == 0 or second % multiple == 0) and len(set(kernel)) == 1
+        return None if fits else f"int8 does not pay for {second} channels in and {first} out"
+    if first % multiple == 0 and min(kernel) >= 3:
+        return None
+    return f"int8 does not pay for {first} channels in groups and a window of {min(kernel)}"
 
 
 def _elementwise_reason(view: View, node: NodeProto) -> str | None:

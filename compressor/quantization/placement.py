@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from compressor.quantization.layers import LAYERS, Use, clip_bounds, float_reason, storage_uses, weight_uses
+from compressor.quantization.residuals import skips
 from compressor.quantization.scheme import Scheme
+from compressor.quantization.sharing import join
 from compressor.quantization.view import View
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class Placement:
     tensor whose range it shares (itself, or where the values came from); of those, `replaced` are seen by
     all their readers through the pair, the others by integer readers only. `movers` hand integers on,
     `integer_forms` are those of them to be written on integers; `excluded` nodes are left alone on request.
+    `written` maps kernels to the tensor their pair stands on, where that is not their own output. `joined`
+    are the tensors whose ranges one root covers, where there are several; `rescaled` maps a node's key and
+    input, which has another scale than the node asks for, to the root that it is rounded to.
     `uses` are weights of integer layers, `stored` weights that are only stored as int8.
     """
 
@@ -52,6 +57,9 @@ class Placement:
     replaced: set[str] = field(default_factory=set)
     movers: set[str] = field(default_factory=set)
     integer_forms: set[str] = field(default_factory=set)
+    written: dict[str, str] = field(default_factory=dict)
+    joined: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rescaled: dict[tuple[str, str], str] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     stored: list[Use] = field(default_factory=list)
     excluded: set[str] = field(default_factory=set)
@@ -61,7 +69,7 @@ class Placement:
 def tensors(model: ModelProto, scheme: Scheme) -> list[str]:
     """The float activations of a prepared model whose ranges `place` needs, in graph order."""
     placement = place(View(model), scheme)
-    roots = set(placement.pairs.values())
+    roots = {name for root in placement.pairs.values() for name in placement.joined.get(root, (root,))}
     order = [item.name for item in model.graph.input]
     order += [name for node in model.graph.node for name in node.output]
     return [name for name in order if name in roots]
@@ -88,9 +96,8 @@ def place(
     integer = placement.integer
     placement.excluded = {View.key(node) for node in view.graph.node if node.name in exclude}
     placement.uses = [use for use in weight_uses(view, scheme) if use.node in integer]
-    placement.stored = [
-        use for use in storage_uses(view, scheme) if use.node not in integer | placement.excluded
-    ]
+    stores = storage_uses(view, scheme) if scheme.stores else ()
+    placement.stored = [use for use in stores if use.node not in integer | placement.excluded]
     stored = {use.node for use in placement.stored}
     placement.float = [
         FloatOperator(
@@ -120,7 +127,12 @@ def _blocked(
 ) -> dict[str, str]:
     """Integer nodes that touch a tensor without a usable range."""
     found = {}
-    bad = {name: unusable[root] for name, root in placement.pairs.items() if root in unusable}
+    bad = {
+        name: unusable[member]
+        for name, root in placement.pairs.items()
+        for member in placement.joined.get(root, (root,))
+        if member in unusable
+    }
     for key in placement.integer:
         node = view.producers[key]
         for name in (*node.input, *_written(view, node, placement)):
@@ -146,7 +158,10 @@ class _Solver:
             View.key(node) for node in self.nodes
             if node.op_type in scheme.compute and View.key(node) not in reasons
         }  # fmt: skip
-        self.integer = self.layers | {
+        found = skips(view, scheme, self.layers)
+        self.skips = {key: name for key, name in found.items() if key not in reasons}
+        self.kernels = self.layers | self.skips.keys()
+        self.integer = self.kernels | {
             View.key(node) for node in self.nodes
             if node.op_type in scheme.elementwise and View.key(node) not in reasons
         }  # fmt: skip
@@ -158,12 +173,13 @@ class _Solver:
     def solve(self) -> Placement:
         while True:
             self._flow()
-            dropped = {key for key in self.integer - self.layers if not self._pays(key)}
+            dropped = {key for key in self.integer - self.kernels if not self._pays(key)}
             if not dropped:
                 break
             self.integer -= dropped
         placement = Placement(integer=self.integer)
         self._place_pairs(placement)
+        join(self.view, self.scheme, placement)
         return placement
 
     def _flow(self) -> None:
@@ -177,7 +193,7 @@ class _Solver:
                 self.wanted.add(node.input[0])
         self.integral: set[str] = set()
         for node in self.nodes:
-            if self._gives_integers(node) or (self._moves(node) and node.input[0] in self.integral):
+            if self._feeds_integers(node) or (self._moves(node) and node.input[0] in self.integral):
                 self.integral.update(filter(None, node.output))
 
     def _moves(self, node: NodeProto) -> bool:
@@ -186,18 +202,31 @@ class _Solver:
         )
 
     def _gives_integers(self, node: NodeProto) -> bool:
-        """Conv and elementwise kernels write integers only; Gemm and MatMul do if all readers take them."""
-        return View.key(node) in self.integer and node.op_type not in ("Gemm", "MatMul")
+        """Kernels that may also give floats write integers only if all readers take them."""
+        return View.key(node) in self.integer and node.op_type not in self.scheme.writes_float
+
+    def _feeds_integers(self, node: NodeProto) -> bool:
+        """Whether an elementwise kernel that reads the node's output has an integer source in it."""
+        behind = self.scheme.where == "behind" and View.key(node) in self.integer
+        return behind or self._gives_integers(node)
 
     def _data(self, node: NodeProto) -> list[str]:
         """The float activations that an integer kernel reads."""
+        if View.key(node) in self.skips:
+            return [self.skips[View.key(node)]]
         names = node.input[:1] if node.op_type in ("Conv", "Gemm", "MatMul") else node.input
         return [name for name in names if name and name not in self.view.initializers]
 
     def _pays(self, key: str) -> bool:
-        """An integer source on one side, an integer reader on the other."""
+        """An integer source on one side, an integer reader on the other, as far as the scheme asks for it."""
+        if self.scheme.where == "anywhere":
+            return True
         node = self.view.producers[key]
-        return key in self.wanted and any(name in self.integral for name in self._data(node))
+        if not any(name in self.integral for name in self._data(node)):
+            return False
+        if self.scheme.where == "behind":
+            return self._behind(node) not in self.view.outputs
+        return key in self.wanted
 
     def _place_pairs(self, placement: Placement) -> None:
         for item in self.view.graph.input:
@@ -206,7 +235,9 @@ class _Solver:
         for node in self.nodes:
             key = View.key(node)
             if key in self.integer and self._writes_integers(node):
-                self._pair(placement, self._behind(node), replaced=True)
+                name = self._behind(node)
+                placement.written |= {key: name} if name != key else {}
+                self._pair(placement, name, replaced=True)
             elif key in self.movers and node.input[0] in placement.pairs and self._used(node):
                 self._move(placement, node)
             for name in filter(None, node.output):

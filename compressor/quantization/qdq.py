@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from compressor.quantization.constants import drop_unused_initializers
 from compressor.quantization.corrections import Corrections
 from compressor.quantization.float_layers import keep_float
-from compressor.quantization.layers import Use, clip_bounds
+from compressor.quantization.layers import Use
 from compressor.quantization.placement import Placement
+from compressor.quantization.scales import activation_scales, pad_value
 from compressor.quantization.scheme import Scheme
 from compressor.quantization.view import View, replace_nodes, unique
 from compressor.quantization.weights import (
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 Range = tuple[float, float]
-_UNBOUNDED = (-np.inf, np.inf)
 
 
 def write(
@@ -48,10 +48,12 @@ def write(
     writer = _Writer(view, placement, ranges, scheme, corrections or Corrections())
     for name in placement.pairs:
         writer.pair(name)
+    for (key, name), root in placement.rescaled.items():
+        writer.rescale(key, name, root)
     writer.constant_operands()
     writer.weights()
     writer.finish()
-    return keep_float(view.model)
+    return keep_float(view.model) if scheme.guards else view.model
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class _Writer:
         scheme: Scheme,
         corrections: Corrections,
     ) -> None:
-        self.view, self.placement, self.ranges, self.scheme = view, placement, ranges, scheme
+        self.view, self.placement, self.scheme = view, placement, scheme
+        self.scales = activation_scales(view, placement, ranges, scheme)
         self.corrections = corrections
         self.nodes = {View.key(node): node for node in view.graph.node}
         self.makers = {name: View.key(node) for name, node in view.producers.items()}
@@ -86,6 +89,7 @@ class _Writer:
         self.names = {*view.initializers, *view.producers, *view.consumers, *view.outputs, *view.captured}
         self.node_names = {node.name for node in view.graph.node}
         self.parameters: dict[str, _Parameters] = {}
+        self.dequantized: dict[str, str] = {}
         self.shared: dict[str, str] = {}
         self.first: list[NodeProto] = []
         self.after: dict[str, list[NodeProto]] = {}
@@ -99,6 +103,7 @@ class _Writer:
         every = name in self.placement.replaced
         keeps_name = every and (name in self.view.outputs or name in self.view.captured)
         dequantized = name if keeps_name else unique(f"{name}_dequantized", self.names)
+        self.dequantized[name] = dequantized
         readers = [
             (key, node)
             for key, node in self.readers.get(name, [])
@@ -123,25 +128,24 @@ class _Writer:
             else:
                 node.input[:] = [dequantized if item == name else item for item in node.input]
 
+    def rescale(self, key: str, name: str, root: str) -> None:
+        """Let a node read tensor `name`, which has a pair, rounded once more to the scale of `root`."""
+        names, source = _names(self._parameters(root)), self.dequantized[name]
+        codes = unique(f"{name}_rescaled_quantized", self.names)
+        target = unique(f"{name}_rescaled", self.names)
+        maker, node = self.makers.get(name), self.nodes[key]
+        (self.first if maker is None else self.after.setdefault(maker, [])).extend(
+            [
+                self._node("QuantizeLinear", [source, *names], codes),
+                self._node("DequantizeLinear", [codes, *names], target),
+            ]
+        )
+        node.input[:] = [target if item == source else item for item in node.input]
+
     def _parameters(self, root: str) -> _Parameters:
         if root not in self.parameters:
-            (low, high), maker = self.ranges[root], self.view.producers.get(root)
-            bounds = (clip_bounds(self.view, maker) if maker is not None else None) or _UNBOUNDED
-            for value in self._padded(root):
-                low, high = min(low, value), max(high, value)
-                bounds = bounds if bounds[0] <= value <= bounds[1] else _UNBOUNDED
-            scale, zero = activation_parameters(low, high, self.scheme, bounds)
-            self.parameters[root] = self._add_parameters(root, scale, zero)
+            self.parameters[root] = self._add_parameters(root, *self.scales[root])
         return self.parameters[root]
-
-    def _padded(self, root: str) -> list[float]:
-        """The values with which tensors of the range of `root` are padded."""
-        nodes = [(self.nodes[key], self.data[key]) for key in self.placement.integer_forms]
-        return [
-            self._pad_value(node)
-            for node, data in nodes
-            if node.op_type == "Pad" and self.placement.pairs[data] == root
-        ]
 
     def _add_parameters(self, name: str, scale: np.float32, zero: int) -> _Parameters:
         return _Parameters(
@@ -151,13 +155,9 @@ class _Writer:
             self._add(f"{name}_zero_point", np.asarray(zero, self.scheme.activation)),
         )
 
-    def _pad_value(self, node: NodeProto) -> float:
-        value = self.view.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        return 0.0 if value is None else float(value.reshape(-1)[0])
-
     def _read_integers(self, node: NodeProto, quantized: str, parameters: _Parameters) -> None:
         if node.op_type == "Pad":
-            code = self._codes(np.asarray(self._pad_value(node)), parameters.scale, parameters.zero)
+            code = self._codes(np.asarray(pad_value(self.view, node)), parameters.scale, parameters.zero)
             while len(node.input) < 3:
                 node.input.append("")
             node.input[2] = self._add(f"{View.key(node)}_value", code)
@@ -218,7 +218,8 @@ class _Writer:
                     node.input[index] = self._as_float(name, weight, codes)
 
     def _biases(self, layers: list[Use]) -> list[tuple[NDArray[Any], float]]:
-        found = [(use, self.view.array(use.bias)) for use in layers if use.bias]
+        integer = self.scheme.bias == "int32"
+        found = [(use, self.view.array(use.bias)) for use in layers if use.bias and integer]
         return [(bias, float(self._input_scale(use))) for use, bias in found if bias is not None]
 
     def _input_scale(self, use: Use) -> np.float32:
@@ -233,18 +234,24 @@ class _Writer:
         target = f"{name}_dequantized"
         if target not in self.shared:
             if use.transposed:
-                turned = self._node(
-                    "Transpose", [codes], unique(f"{name}_quantized", self.names), perm=[1, 0]
-                )
-                self.first.append(turned)
-                codes = turned.output[0]
+                codes = self._transposed(codes, weight, f"{name}_quantized")
             self.shared[target] = self._dequantize(codes, scale, weight.scale, np.int8, axis, target)
         node.input[use.index] = self.shared[target]
         if use.bias is not None:
             value = self.view.array(use.weight)
             assert value is not None
             shift = self.corrections.shift(use, value, weight.codes * weight.broadcast_scale())
-            node.input[2] = self._bias(use.bias, self._input_scale(use) * weight.scale, shift)
+            integer = self.scheme.bias == "int32"
+            scales = self._input_scale(use) * weight.scale if integer else None
+            node.input[2] = self._bias(use.bias, scales, shift)
+
+    def _transposed(self, codes: str, weight: QuantizedWeight, target: str) -> str:
+        """The codes turned, in the file itself where no float operator shares them."""
+        if not self.scheme.stores:
+            return self._add(target, weight.codes.T)
+        turned = self._node("Transpose", [codes], unique(target, self.names), perm=[1, 0])
+        self.first.append(turned)
+        return str(turned.output[0])
 
     def _dequantize(
         self, codes: str, scale: str, value: NDArray[np.float32], kind: Any, axis: int | None, target: str
@@ -264,10 +271,13 @@ class _Writer:
             self.shared[name] = self._add(name, np.zeros(shape, np.int8))
         return self.shared[name]
 
-    def _bias(self, name: str, scale: NDArray[np.float32], shift: NDArray[np.float64] | None) -> str:
+    def _bias(self, name: str, scale: NDArray[np.float32] | None, shift: NDArray[np.float64] | None) -> str:
+        """The bias, shifted, as int32 codes of `scale`, or as float32 without one."""
         bias = self.view.array(name)
         assert bias is not None
         bias = bias if shift is None else bias + shift
+        if scale is None:
+            return name if shift is None else self._add(f"{name}_corrected", bias.astype(np.float32))
         key = f"{name} {scale.tobytes().hex()} {bias.tobytes().hex()}"
         if key not in self.shared:
             codes = self._add(f"{name}_quantized", quantize_bias(bias, scale))

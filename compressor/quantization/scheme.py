@@ -6,8 +6,8 @@ reads it and knows no runtime by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from compressor.errors import UnsupportedError
@@ -15,38 +15,73 @@ from compressor.errors import UnsupportedError
 __all__ = ["SCHEMES", "Scheme", "for_machine", "named"]
 
 
+Where = Literal["between", "behind", "anywhere"]
+Interval = tuple[float, float]
+
+_MOVERS = frozenset(
+    {
+        "MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather",
+        "Split", "Resize", "Tile",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Scheme:
     """How a runtime wants its integers.
 
-    `activation` is the integer type of activations, quantized per tensor with a zero point.
-    Weights are int8, symmetric, one scale per output channel; biases int32 with scale
-    (activation scale x weight scale).
+    `place` is the runtime and device that the scheme is made for, `title` says so in words.
+    `activation` is the integer type of activations, quantized per tensor, with a zero point unless they are
+    `symmetric`. Weights are int8 from -127 to 127, symmetric, one scale per output channel. `bias` is int32
+    with scale (activation scale x weight scale), or stays float32.
     `pair_limit` bounds |q1| + |q2| of two weights of one sign that lie next to each other in the kernel's
     order of summation; None where the kernel adds products in int32 (see `pairs`). `pairs_restart`: a Conv
     without groups begins a new pair at every place of its window, so that an odd channel has no neighbour.
-    `compute` are the operators with weights that have an integer kernel, `elementwise` the others;
-    `pass_through` are dropped between two pairs of one scale, `on_integers` are written on the quantized
-    tensor itself because the runtime does not move pairs over them; `absorbed` vanish into the range of a
-    following pair.
+    `narrow` names the scheme of the same runtime and kind of processor that has such a limit.
+
+    `compute` are the operators with weights that have an integer kernel, of which those of `thin` size stay
+    float: (least channels, or such a multiple of channels). `elementwise` are the other operators with an
+    integer kernel, taken `where` they lie between integer kernels, behind one, or anywhere; kernels in
+    `writes_float` may also give floats. `pass_through` are dropped between two pairs of one scale,
+    `on_integers` are written on the quantized tensor itself because the runtime does not move pairs over
+    them; `absorbed` vanish into the range of a following pair.
+    `sums`: a sum behind a layer is fused into it if the other summand has a pair, and the layer none.
+    `equal` are operators whose quantized inputs and outputs have one scale; `fixed` those whose output has
+    a given scale and zero point; `ratios` bound (input scale / output scale) of sums, and that of the
+    product of input scales for products.
+    `least_scale` of weights and activations; products of two stay normal float32 numbers.
+    `stores`: large weights of float operators are stored as int8. `guards`: the runtime would round layers
+    that stay float, unless they are marked (see `float_layers`). `dynamic`: the runtime has kernels that
+    quantize activations while it runs.
     """
 
     name: str
+    title: str
+    place: tuple[str, str]
     activation: Literal["uint8", "int8"]
-    pair_limit: int | None
+    pair_limit: int | None = None
     pairs_restart: bool = False
+    narrow: str | None = None
+    symmetric: bool = False
+    bias: Literal["int32", "float32"] = "int32"
     compute: frozenset[str] = frozenset({"Conv", "Gemm", "MatMul"})
+    thin: tuple[int, int] | None = None
     elementwise: frozenset[str] = frozenset(
         {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"}
     )
-    pass_through: frozenset[str] = frozenset(
-        {
-            "MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather",
-            "Split", "Resize", "Tile",
-        }
-    )  # fmt: skip
+    where: Where = "between"
+    writes_float: frozenset[str] = frozenset({"Gemm", "MatMul"})
+    pass_through: frozenset[str] = _MOVERS
     on_integers: frozenset[str] = frozenset({"Pad", "DepthToSpace"})
     absorbed: frozenset[str] = frozenset({"Relu", "Clip"})
+    sums: bool = False
+    equal: frozenset[str] = frozenset()
+    fixed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    ratios: Mapping[str, Interval] = field(default_factory=dict)
+    least_scale: float = 2.0**-60
+    stores: bool = True
+    guards: bool = True
+    dynamic: bool = True
 
     @property
     def codes(self) -> tuple[int, int]:
@@ -57,17 +92,79 @@ class Scheme:
 # Two products of a uint8 and an int8 that are added in int16 stay below 2**15 while 255 * (|q1| + |q2|) does.
 _PAIR_LIMIT = 2**15 // 255
 
+_ORT, _OPENVINO, _CUDA = ("onnx", "cpu"), ("openvino", "cpu"), ("onnx", "cuda")
+
+# TensorRT's parser takes zero points of 0 and float biases only; its builder moves pairs over what commutes
+# with them and fuses activations and residual sums into layers. Scales must not vanish where a build casts
+# them to float16. Thin layers: NVIDIA Model Optimizer.
+_TENSORRT = Scheme(
+    "tensorrt",
+    "TensorRT",
+    ("tensorrt", "cuda"),
+    "int8",
+    symmetric=True,
+    bias="float32",
+    thin=(16, 8),
+    elementwise=frozenset({"AveragePool", "GlobalAveragePool"}),
+    where="behind",
+    writes_float=frozenset({"Conv", "Gemm", "MatMul", "Add"}),
+    pass_through=frozenset(),
+    on_integers=frozenset(),
+    sums=True,
+    equal=_MOVERS | {"Concat", "Pad"},
+    least_scale=2.0**-24,
+    stores=False,
+    guards=False,
+    dynamic=False,
+)
+
+# LiteRT 8-bit quantization specification (tensorflow.org/lite/performance/quantization_spec), with scales per
+# channel for fully connected layers as its kernels take them; ratios: XNNPACK's checks of scales.
+_LITERT = Scheme(
+    "litert",
+    "LiteRT",
+    ("tflite", "cpu"),
+    "int8",
+    elementwise=frozenset(
+        {"Add", "Sub", "Mul", "Concat", "GlobalAveragePool", "Sigmoid", "Tanh", "Softmax", "LogSoftmax",
+         "LeakyRelu", "HardSwish"}
+    ),
+    where="anywhere",
+    writes_float=frozenset(),
+    pass_through=_MOVERS | {"AveragePool", "Pad", "DepthToSpace"},
+    on_integers=frozenset(),
+    equal=frozenset({"Concat"}),
+    fixed={
+        "Sigmoid": (1 / 256, -128),
+        "Softmax": (1 / 256, -128),
+        "Tanh": (1 / 128, 0),
+        "LogSoftmax": (16 / 256, 127),
+    },
+    ratios={"Add": (2.0**-10, 2.0**8), "Sub": (2.0**-10, 2.0**8), "Mul": (2.0**-16, 2.0**8)},
+    stores=False,
+    guards=False,
+    dynamic=False,
+)  # fmt: skip
+
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("ort-x86-avx2", "uint8", _PAIR_LIMIT),
-        Scheme("ort-x86-vnni", "uint8", None),
-        Scheme("ort-arm", "int8", None),
-        Scheme("openvino-x86-avx2", "uint8", _PAIR_LIMIT, pairs_restart=True),
-        Scheme("openvino-x86-vnni", "uint8", None),
-        Scheme("openvino-arm", "uint8", None),
+        Scheme("ort-x86-avx2", "ONNX Runtime on x86 without VNNI", _ORT, "uint8", _PAIR_LIMIT),
+        Scheme("ort-x86-vnni", "ONNX Runtime on x86 with VNNI", _ORT, "uint8", narrow="ort-x86-avx2"),
+        Scheme("ort-arm", "ONNX Runtime on ARM", _ORT, "int8"),
+        replace(_TENSORRT, name="ort-cuda", title="ONNX Runtime's TensorRT provider", place=_CUDA),
+        _TENSORRT,
+        Scheme(
+            "openvino-x86-avx2", "OpenVINO on x86 without VNNI", _OPENVINO, "uint8", _PAIR_LIMIT,
+            pairs_restart=True,
+        ),
+        Scheme(
+            "openvino-x86-vnni", "OpenVINO on x86 with VNNI", _OPENVINO, "uint8", narrow="openvino-x86-avx2"
+        ),
+        Scheme("openvino-arm", "OpenVINO on ARM", _OPENVINO, "uint8"),
+        _LITERT,
     )
-}
+}  # fmt: skip
 
 
 def _by_processor(runtime: str) -> Callable[[set[str]], str]:
@@ -81,7 +178,10 @@ def _by_processor(runtime: str) -> Callable[[set[str]], str]:
 
 _FAMILIES: dict[tuple[str, str], Callable[[set[str]], str]] = {
     ("onnx", "cpu"): _by_processor("ort"),
+    ("onnx", "cuda"): lambda flags: "ort-cuda",
     ("openvino", "cpu"): _by_processor("openvino"),
+    ("tensorrt", "cuda"): lambda flags: "tensorrt",
+    ("tflite", "cpu"): lambda flags: "litert",
 }
 
 

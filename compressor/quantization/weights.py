@@ -17,7 +17,6 @@ from compressor.quantization.scheme import Scheme
 __all__ = ["QuantizedWeight", "activation_parameters", "quantize_bias", "quantize_weight"]
 
 _BIAS_LIMIT = 2.0**30  # leaves half of int32 to the sum of products
-_LEAST_SCALE = 2.0**-60  # products of two such scales are still normal float32 numbers
 _LEAST_SHARE = 2.0**-24  # of the tensor's largest scale: smaller channels are zero beside the others
 
 
@@ -50,7 +49,7 @@ def quantize_weight(
     """
     agreed = len({use.channels for use in uses}) == 1
     channels = uses[0].channels if agreed else ()
-    floor = _floor(weight, channels, biases)
+    floor = _floor(weight, channels, biases, scheme.least_scale)
     paired = [use for use in uses if use.paired]
     limit = scheme.pair_limit if paired else None
     order = (paired or uses)[0].order if agreed else tuple(range(weight.ndim))
@@ -79,13 +78,17 @@ def activation_parameters(
     """Scale and zero point of an activation with values in [low, high], widened to include 0.
 
     `bounds` are those of a Relu or Clip in front: every code then stands for a value inside them, so that
-    the runtime may drop the operator. A range of zero width gets a scale of 1/255.
+    the runtime may drop the operator (with symmetric codes, it cannot). A range of zero width gets a scale
+    of 1/255 (1/127 if symmetric).
     """
     least, most = scheme.codes
     low, high = min(float(low), 0.0), max(float(high), 0.0)
+    if scheme.symmetric:
+        reach = max(-low, high)
+        return np.float32(max(reach, scheme.least_scale * most) / most if reach > 0 else 1 / most), 0
     low, high = max(low, min(bounds[0], 0.0)), min(high, max(bounds[1], 0.0))
     width = high - low
-    scale = max(width, _LEAST_SCALE * 255) / 255 if width > 0 else 1 / 255
+    scale = max(width, scheme.least_scale * 255) / 255 if width > 0 else 1 / 255
     zero = int(np.clip(np.rint(least - low / scale), least, most))
     below, above = zero - least, most - zero
     if below and np.isfinite(bounds[0]):
@@ -96,11 +99,14 @@ def activation_parameters(
 
 
 def _floor(
-    weight: NDArray[Any], channels: tuple[int, ...], biases: Sequence[tuple[NDArray[Any], float]]
+    weight: NDArray[Any],
+    channels: tuple[int, ...],
+    biases: Sequence[tuple[NDArray[Any], float]],
+    least_scale: float,
 ) -> NDArray[np.float64]:
     """The least scale allowed, [channels] (one value if there are none)."""
     count = int(np.prod([weight.shape[axis] for axis in channels])) if channels else 1
-    least = max(_LEAST_SCALE, float(np.abs(weight).max(initial=0.0)) / 127 * _LEAST_SHARE)
+    least = max(least_scale, float(np.abs(weight).max(initial=0.0)) / 127 * _LEAST_SHARE)
     floor = np.full(count, least)
     for bias, scale in biases:
         need = np.abs(bias.astype(np.float64)) / (scale * _BIAS_LIMIT)

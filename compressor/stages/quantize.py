@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,20 +117,22 @@ def run(
         add_biases(prepared)
     view = View(prepared)
     _check_names(view, exclude or [])
-    roots = placement.place(view, chosen).pairs
+    whole = placement.place(view, chosen)
     observed = calibrate.ranges(Path(ranges), observer)
     if smoothed := source.facts.get("smoothed"):  # what clips one channel there clips them all
-        whole = calibrate.ranges(Path(ranges), "minmax")
-        observed |= {name: whole[name] for name in smoothed if name in whole}
-    reasons = _unusable(set(roots.values()), observed, calibrate.left_out(Path(ranges)))
-    unusable = {name: reasons[root] for name, root in roots.items() if root in reasons}
+        full = calibrate.ranges(Path(ranges), "minmax")
+        observed |= {name: full[name] for name in smoothed if name in full}
+    members = {name: whole.joined.get(root, (root,)) for name, root in whole.pairs.items()}
+    watched = {member for found in members.values() for member in found}
+    reasons = _unusable(watched, observed, calibrate.left_out(Path(ranges)))
+    unusable = {name: reasons[one] for name, found in members.items() for one in found if one in reasons}
     placed = placement.place(view, chosen, frozenset(exclude or []), unusable)
     facts |= _facts(placed)
     if not placed.integer and not placed.stored:
         return _unchanged(source, folder, facts, f"nothing to quantize: {_why(placed)}")
     if not placed.integer:
         events.warn(f"no operator runs in int8, weights are only stored as int8: {_why(placed)}")
-    known = {name: observed[root] for name, root in roots.items() if root in observed}
+    known = {name: _cover(name, found, observed) for name, found in members.items()}
     made = qdq.write(view, placed, known, chosen, corrections)
     if bias_correction == "full":
         _correct_fully(source, made, data, folder)
@@ -168,6 +170,14 @@ def _correct_fully(source: Model, made: ModelProto, data: dict[str, Any] | None,
         return ((batch.indices, batch.inputs) for batch in stream(data))
 
     full_bias_correction.correct(reference, made, batches, Path(folder))
+
+
+def _cover(
+    name: str, members: Sequence[str], observed: Mapping[str, tuple[float, float]]
+) -> tuple[float, float]:
+    """The range of a tensor: its own if it was observed, else that of those whose scale it shares."""
+    found = [observed[item] for item in ([name] if name in observed else members) if item in observed]
+    return min((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
 
 
 def _unusable(

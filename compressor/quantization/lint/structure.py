@@ -216,7 +216,7 @@ RULES = (
         "quantize the output too, or take the pairs off the inputs", _float_output,
     ),
     Rule(
-        "QDQ028", "layer left in float", everywhere("info"),
+        "QDQ028", "layer left in float", {"ort": "info", "openvino": "info"},
         "what is left in float takes most of the time of a model that is else in int8",
         "quantize it, unless it was left out for its accuracy", _left_in_float,
     ),

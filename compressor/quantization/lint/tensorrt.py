@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from compressor.quantization.layers import thin_reason
 from compressor.quantization.lint.base import Hit, Rule
 from compressor.quantization.lint.edits import remove_pairs
 from compressor.quantization.lint.graph import (
@@ -22,7 +23,7 @@ from compressor.quantization.lint.graph import (
     is_dequantizer,
     is_quantizer,
 )
-from compressor.quantization.view import attribute
+from compressor.quantization.scheme import SCHEMES
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -308,20 +309,27 @@ def _inside_silu(graph: QuantizedGraph) -> Iterator[Hit]:
 
 def _thin(graph: QuantizedGraph) -> Iterator[Hit]:
     for node, data, weight in graph.weighted():
-        shape = graph.shape(node.input[1])
-        if (
-            data is None
-            or weight is None
-            or shape is None
-            or not all(isinstance(size, int) for size in shape)
-        ):
-            continue
-        sizes = [int(size) for size in shape if isinstance(size, int)]
-        if node.op_type == "Conv" and attribute(node, "group", 1) == 1 and min(sizes[:2]) < 16:
-            if sizes[0] % 8 and sizes[1] % 8:
-                yield Hit(node, f"{sizes[1]} channels in, {sizes[0]} out, neither a multiple of 8")
-        elif node.op_type in ("Gemm", "MatMul") and len(sizes) == 2 and min(sizes) < 16:
-            yield Hit(node, f"a matrix of {sizes[0]} x {sizes[1]}")
+        reason = _too_thin(graph, node)
+        if data is not None and weight is not None and reason:
+            yield Hit(node, reason)
+
+
+def _too_thin(graph: QuantizedGraph, node: NodeProto) -> str | None:
+    """Why int8 does not pay for a layer of this size; None where it does, or the size is not known."""
+    sizes, thin = graph.shape(node.input[1]), SCHEMES["tensorrt"].thin
+    known = [size for size in sizes or () if isinstance(size, int)]
+    if thin is None or sizes is None or len(known) < max(2, len(sizes)):
+        return None
+    return thin_reason(node, known, thin)
+
+
+def _left_in_float(graph: QuantizedGraph) -> Iterator[Hit]:
+    if not any(map(is_dequantizer, graph.nodes())):
+        return
+    for node, data, weight in graph.weighted():
+        constant = graph.is_constant(node.input[1])  # products of activations belong to attention
+        if data is None and weight is None and constant and not _too_thin(graph, node):
+            yield Hit(node, "neither its input nor its weight is quantized")
 
 
 RULES = (
@@ -389,5 +397,10 @@ RULES = (
     Rule(
         "TRT014", "too thin for int8 to pay", {"tensorrt": "info"},
         f"{_MODELOPT}: such Conv, Gemm and MatMul are left out", "leave it in float", _thin,
+    ),
+    Rule(
+        "TRT015", "layer left in float", {"tensorrt": "info"},
+        "what is left in float takes most of the time of a model that is else in int8",
+        "quantize it, unless it was left out for its accuracy", _left_in_float,
     ),
 )  # fmt: skip

@@ -157,4 +157,4 @@ def test_only_stored_weights_are_said_to_be_so(tmp_path, warnings, observe):
 
 def test_unknown_scheme_is_refused_with_those_that_exist(source, tmp_path):
     with pytest.raises(UnsupportedError, match="ort-x86-avx2, ort-x86-vnni, ort-arm"):
-        quantize.run(source, str(tmp_path), str(tmp_path), "tensorrt")
+        quantize.run(source, str(tmp_path), str(tmp_path), "abacus")

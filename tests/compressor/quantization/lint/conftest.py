@@ -164,6 +164,12 @@ def float_layer(also: bool) -> onnx.ModelProto:
     return g.model(g.node("Conv", g.node("Neg", y), weight) if also else y)
 
 
+def thin_float_layer() -> onnx.ModelProto:
+    g = G()
+    y = g.pair(g.conv(g.pair("x")), 0.1)
+    return g.model(g.node("MatMul", g.node("Neg", y), g.const(np.ones((8, 4), np.float32))))
+
+
 def stored_as_float(quantized: bool) -> onnx.ModelProto:
     g = G()
     scale, zero = np.full(16, 0.01, np.float32), np.zeros(16, np.int8)
@@ -357,6 +363,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "TRT012": (lambda: behind("Softmax"), lambda: behind("Relu")),
     "TRT013": (lambda: silu(True), lambda: silu(False)),
     "TRT014": (lambda: thin(4), lambda: thin(16)),
+    "TRT015": (lambda: float_layer(True), thin_float_layer),
     "CPU001": (
         lambda: layer(np.uint16(9), np.uint16(9)),
         layer,
