@@ -32,7 +32,7 @@ __all__ = ["calibrate", "left_out", "observe", "ranges"]
 
 RANGES = "ranges.npz"
 CHECKPOINT = "checkpoint.npz"
-_VERSION = 1
+_VERSION = 2
 _UINT8 = Grid()
 _NAMED = 5  # how many samples or tensors a warning names
 
@@ -55,7 +55,8 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
     del prepared
 
     def batches(start: int) -> Batches:
-        return ((batch.indices, batch.inputs) for batch in stream(data, start))
+        # One sample at a time: read in batches, samples would weigh more than the model's own activations.
+        return ((batch.indices, batch.inputs) for batch in stream({**data, "batch": 1}, start))
 
     key = digest(
         _VERSION, model["sha256"], [file_digest(path) for path in segments], data["sha256"], data["binding"]

@@ -40,10 +40,11 @@ def quantize_rows(
     `limit` bounds pairs, as in `pairs.project`.
     """
     exact = rows.astype(np.float64)
+    singles = [part.astype(np.float32) for part in second]
     best, scales = np.full(len(rows), np.inf), np.ones(len(rows), np.float32)
     for scale in _scales(exact, floor, limit):
         trial = project(exact / scale[:, None], limit or 2 * _LIMIT)
-        error = losses(exact - trial * scale[:, None].astype(np.float64), second)
+        error = losses((exact - trial * scale[:, None].astype(np.float64)).astype(np.float32), singles)
         better = error < best
         best[better], scales[better] = error[better], scale[better]
     return round_rows(exact / scales[:, None], second, limit), scales
@@ -60,7 +61,7 @@ def round_rows(real: Floats, second: Sequence[Floats], limit: int | None) -> NDA
     return codes
 
 
-def losses(errors: Floats, second: Sequence[Floats]) -> Floats:
+def losses(errors: NDArray[np.floating], second: Sequence[NDArray[np.floating]]) -> Floats:
     """E[(error . x)^2] for each row of `errors` [channels, k]; channels are in the order of groups."""
     total, start = np.zeros(len(errors)), 0
     for part in second:
@@ -87,8 +88,8 @@ class _Span:
         size = np.where(size > 0, size, 1)[:, None, None]  # only ratios of U count
         rows, columns = self.order[:, :, None], self.order[:, None, :]
         damped = second[np.arange(self.groups)[:, None, None], rows, columns] / size
-        factor = np.linalg.inv(_upper(damped, _DAMPING))
-        self.factor = np.ascontiguousarray(factor, np.float32)
+        factor = np.linalg.inv(_upper(damped, _DAMPING).astype(np.float32))
+        self.factor = np.ascontiguousarray(factor)
 
     def round(self, real: Floats, limit: int | None) -> NDArray[np.int8]:
         """Codes for `real` [channels, w]."""

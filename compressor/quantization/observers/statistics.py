@@ -20,7 +20,7 @@ __all__ = ["BINS", "LIMIT", "Bins", "TensorStatistics"]
 BINS = 4096
 LIMIT = 1e30  # a magnitude from here on is a mask (-inf, float-min), not a value
 MOMENTUM = 0.01  # torch's MovingAverageMinMaxObserver
-_PICKED = 1 << 16  # elements of a sample's tensor that the histogram takes
+_PICKED = 1 << 14  # elements of a sample's tensor that the histogram takes
 _RUN = 16
 _LEAST_EXPONENT = -100  # narrower bins would overflow the float32 reciprocal
 
@@ -62,7 +62,7 @@ class TensorStatistics:
     def update(self, values: NDArray[np.floating], ordinal: int) -> None:
         """Take in one sample's tensor of any shape; `ordinal` is the sample's place in the data.
 
-        Extremes are taken over every element. Of a tensor with more than 65,536 elements the histogram
+        Extremes are taken over every element. Of a tensor with more than 16,384 elements the histogram
         takes about that many, evenly spread and others for each sample.
         """
         flat = np.asarray(values, np.float32).reshape(-1)
