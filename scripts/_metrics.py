@@ -22,22 +22,14 @@ ASSETS = Path(os.environ.get("MODELPRESS_SHARED", ROOT.parent / "shared")) / "as
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     """100 x rank correlation of the cosines of two sentences' embeddings with people's scores.
 
-    A label is the number of a pair and its score; both sentences of a pair are samples. A resample may hold
-    a sentence more often than once, or without the other: pairs are formed of what is there.
+    The two sentences of a pair follow each other; a label is the number of the pair and its score.
     """
-    pairs, scores = labels[:, 0].astype(int), labels[:, 1]
-    order = np.argsort(pairs, kind="stable")
-    starts = np.flatnonzero(np.diff(pairs[order], prepend=-1))
     vectors = outputs / np.linalg.norm(outputs, axis=1, keepdims=True)
-    cosines, wanted = [], []
-    for group in np.split(order, starts[1:]):
-        first = vectors[group[0]]
-        product = vectors[group] @ first
-        other = np.flatnonzero(product < 1 - 1e-6)
-        if len(other) or len(group) == 2:
-            cosines.append(product[other[0] if len(other) else 1])
-            wanted.append(scores[group[0]])
-    return float(100 * np.corrcoef(_ranks(np.array(cosines)), _ranks(np.array(wanted)))[0, 1])
+    cosines = np.einsum("ij,ij->i", vectors[0::2], vectors[1::2])
+    return float(100 * np.corrcoef(_ranks(cosines), _ranks(labels[0::2, 1]))[0, 1])
+
+
+spearman.groups = lambda labels: labels[:, 0].astype(int)  # type: ignore[attr-defined]
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ CPU-seconds count from when the packages are imported; the peak memory is that o
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _cost import on_one_core, peak
 
-__all__ = ["PEERS", "Peer", "PeerError", "make", "missing"]
+__all__ = ["COSTED", "PEERS", "Peer", "PeerError", "make", "missing"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ PEERS = (
     Peer("Quark A8W8", "quark", ("quark",), settings={"samples": 60}),
     Peer("AIMET", "aimet", ("aimet_onnx",), settings={"samples": 100}),
 )
+COSTED = (
+    Peer("ORT min-max", "ort", _ORT),
+    Peer("ORT percentile", "ort", _ORT, settings={"method": "Percentile"}),
+    Peer("ORT entropy", "ort", _ORT, settings={"method": "Entropy"}),
+    Peer("NNCF: min-max, fast bias correction", "nncf", _NNCF, "model.xml"),
+)
 
 
 class PeerError(Exception):
@@ -71,9 +79,9 @@ def missing(python: str) -> dict[str, str]:
 
 
 def make(python: str, peer: Peer, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Quantize `job["model"]`; gives `file`, `cpu_seconds` and `peak_bytes`. Raises `PeerError`.
+    """Quantize `job["model"]`; gives `file` and its costs as `_cost.cost` does. Raises `PeerError`.
 
-    `job` has `samples` (input: .npy of all), `transformer`, and may have `limit` on samples.
+    `job` has `samples` (input: .npy of all) or `data` (a reference), `transformer`, and may have `one_core`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     request = {**job, **asdict(peer), "out": str(folder / peer.file), "result": str(folder / "result.json")}
@@ -91,16 +99,22 @@ def make(python: str, peer: Peer, job: dict[str, Any], folder: Path) -> dict[str
 
 
 class Samples:
-    """Feeds of one sample each, read from disk one by one."""
+    """Feeds of one sample each: from files of arrays, or read from a data reference as for our own calibration."""
 
-    def __init__(self, files: dict[str, str], limit: int | None) -> None:
-        self.arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
-        count = min(len(array) for array in self.arrays.values())
+    def __init__(self, job: dict[str, Any], limit: int | None) -> None:
+        self.job, self.limit = job, limit
+        self.arrays = {name: np.load(path, mmap_mode="r") for name, path in job.get("samples", {}).items()}
+        count = min([len(array) for array in self.arrays.values()] or [job.get("data", {}).get("n", 0)])
         self.count = min(count, limit or count)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        for place in range(self.count):
-            yield {name: np.array(array[place : place + 1]) for name, array in self.arrays.items()}
+        if not self.arrays:
+            from compressor.data import stream
+
+            found = stream({**self.job["data"], "batch": 1})
+            return (batch.inputs for batch in itertools.islice(found, self.count))
+        names = self.arrays.items()
+        return ({name: np.array(array[at : at + 1]) for name, array in names} for at in range(self.count))
 
 
 def _reader(samples: Samples) -> Any:
@@ -123,7 +137,10 @@ def ort(job: dict[str, Any], samples: Samples) -> float:
 
     settings, started = job["settings"], time.process_time()
     prepared = str(Path(job["out"]).with_name("prepared.onnx"))
-    quant_pre_process(job["model"], prepared, skip_symbolic_shape=job["transformer"])
+    try:
+        quant_pre_process(job["model"], prepared)
+    except Exception:  # shapes that it cannot infer: its own message asks for this
+        quant_pre_process(job["model"], prepared, skip_symbolic_shape=True)
     quantization.quantize_static(
         prepared,
         job["out"],
@@ -192,25 +209,17 @@ def aimet(job: dict[str, Any], samples: Samples) -> float:
     return started
 
 
-def _peak() -> int:
-    """The most memory that this process ever had resident, in bytes."""
-    import resource
-
-    status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
-    limits = [limit for limit in (job.get("limit"), job["settings"].get("samples")) if limit]
-    started = globals()[job["maker"]](job, Samples(job["samples"], min(limits, default=None)))
-    result = {"cpu_seconds": time.process_time() - started, "peak_bytes": _peak()}
+    if job.get("one_core"):
+        on_one_core()
+    started = globals()[job["maker"]](job, Samples(job, job["settings"].get("samples")))
+    ended = time.process_time()
+    result = {"cpu_seconds": ended - started, "process_seconds": ended, "peak_bytes": peak()}
     Path(job["result"]).write_text(json.dumps(result))
     return 0
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose names are not the peer's
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder, whose names are not the peer's
     sys.exit(main())
