@@ -84,7 +84,7 @@ def _run(arguments: list[str]) -> int:
         given.pop("target", None)
     if "budget" in given:
         given["budget"] = duration(given["budget"])
-    table, path = from_toml(given["model"])
+    table, path = from_toml(given["model"], trust="trust" in given)
     if path:
         print(f"options from {path}", file=sys.stderr)
     options = Options(**{**table, **given})

@@ -91,13 +91,42 @@ def duration(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def from_toml(model: str) -> tuple[dict[str, Any], Path | None]:
-    """The options of `compress.toml` beside the model or, failing that, in the working directory."""
+def from_toml(model: str, *, trust: bool = False) -> tuple[dict[str, Any], Path | None]:
+    """The options of `compress.toml` beside the model or, failing that, in the working directory.
+
+    A folder that a model came with is not the user's word: unless it is the working directory or `trust`
+    is given, its file may not set what runs code. Raises `UsageError` that says what was asked for.
+    """
     for folder in (Path(model).parent, Path()):
         path = folder / "compress.toml"
         if path.is_file():
-            return _read(path), path
+            options = _read(path)
+            if not trust and folder.resolve() != Path.cwd():
+                _check_harmless(path, options)
+            return options, path
     return {}, None
+
+
+_RUN_CODE = ("arch", "data", "calib_data", "eval_data", "metric")  # where they name MODULE:CALLABLE
+_KNOWN_CODE = ("torchvision.models:", "timm:", "timm.models:")
+
+
+def _check_harmless(path: Path, options: dict[str, Any]) -> None:
+    for name in _RUN_CODE:
+        value = str(options.get(name) or "")
+        head = Path(value.partition(":")[0])
+        part_of_a_file = name.endswith("data") and head.exists() and head.suffix != ".py"
+        if ":" in value and not part_of_a_file and not value.startswith(_KNOWN_CODE):
+            raise UsageError(_refused(path, f"{name.replace('_', '-')} = {value}", "is code that would run"))
+    if options.get("trust"):
+        raise UsageError(_refused(path, "trust = true", "would let the model run code"))
+
+
+def _refused(path: Path, asked: str, why: str) -> str:
+    return (
+        f"{path} says {asked}, which {why}, and it does not lie in the working directory: "
+        "run in its folder or pass --trust if you trust it, or give the option yourself"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

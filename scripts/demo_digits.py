@@ -3,7 +3,7 @@
     python scripts/demo_digits.py FOLDER
 
 writes FOLDER/model.pt (a state_dict), FOLDER/digits.npz (held-out images and labels) and
-FOLDER/compress.toml (the options, so that `compress --target int8 FOLDER/model.pt` is enough).
+FOLDER/compress.toml (the options, so that `compress --target int8 model.pt` is enough in FOLDER).
 """
 
 from __future__ import annotations

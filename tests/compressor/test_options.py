@@ -41,7 +41,7 @@ def test_toml_beside_the_model_names_files_relative_to_itself(tmp_path: Path) ->
         'data = "digits.npz:test"\narch = "net:Net"\nmax-drop = 1\n'
         'target = "int8"\ninput = ["x=?x3"]\nout = "o"\n'
     )
-    options, path = from_toml(str(tmp_path / "model.pt"))
+    options, path = from_toml(str(tmp_path / "model.pt"), trust=True)
     assert path == tmp_path / "compress.toml"
     assert options == {
         "data": f"{tmp_path / 'digits.npz'}:test",
@@ -56,6 +56,37 @@ def test_toml_beside_the_model_names_files_relative_to_itself(tmp_path: Path) ->
 def test_a_module_of_the_environment_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text('arch = "torchvision.models:resnet18"\n')
     assert from_toml(str(tmp_path / "m.pt"))[0] == {"arch": "torchvision.models:resnet18"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'arch = "net.py:Net"',
+        'arch = "net:Net"',
+        """arch = "os:system('true')" """,
+        'data = "net.py:samples"',
+        'calib-data = "net:samples"',
+        'metric = "net.py:score"',
+        "trust = true",
+    ],
+)
+def test_a_table_beside_a_model_elsewhere_may_not_run_code(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").touch()
+    (tmp_path / "compress.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"pass --trust if you trust it"):
+        from_toml(str(tmp_path / "m.pt"))
+    assert from_toml(str(tmp_path / "m.pt"), trust=True)[0]
+    monkeypatch.chdir(tmp_path)
+    assert from_toml("m.pt")[0]
+
+
+def test_a_table_beside_a_model_elsewhere_may_name_data(tmp_path: Path) -> None:
+    (tmp_path / "digits.npz").touch()
+    (tmp_path / "compress.toml").write_text('data = "digits.npz:test"\nmax-drop = 1\nmetric = "top5"\n')
+    found = {"data": f"{tmp_path / 'digits.npz'}:test", "max_drop": 1, "metric": "top5"}
+    assert from_toml(str(tmp_path / "m.pt"))[0] == found
 
 
 @pytest.mark.parametrize(
