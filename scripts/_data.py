@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from _subjects import CALIBRATION, Subject
 
-__all__ = ["files", "references", "write"]
+__all__ = ["files", "references", "write", "write_parts"]
 
 
 def references(
@@ -41,7 +41,24 @@ def files(calibration: dict[str, Any], scratch: Path) -> dict[str, str]:
 
 def write(file: Path, title: str, text: str) -> None:
     """Replace the section of this title, or append it."""
-    old = file.read_text() if file.exists() else "# Benchmarks\n\n"
-    head, mark, tail = old.partition(f"## {title},")
-    after = tail.partition("\n## ")[2] if mark else ""
+    head, _, after = _parted(file, title)
     file.write_text(head.rstrip() + "\n\n" + text.rstrip() + "\n" + (f"\n## {after}" if after else ""))
+
+
+def write_parts(file: Path, title: str, start: str, parts: list[str]) -> None:
+    """Replace the start of the section of this title, and those of its parts ("### Name: ...") that are given."""
+    kept = {_name(part): part for part in _parted(file, title)[1].split("\n### ")[1:]}
+    kept |= {_name(part): part for part in (text.removeprefix("### ") for text in parts)}
+    write(file, title, "\n\n### ".join([start.rstrip(), *(part.strip() for part in kept.values())]))
+
+
+def _name(part: str) -> str:
+    return part.partition(":")[0]
+
+
+def _parted(file: Path, title: str) -> tuple[str, str, str]:
+    """A file's text before a section, the section after its title, and what follows behind the next "## "."""
+    text = file.read_text() if file.exists() else "# Benchmarks\n\n"
+    head, mark, tail = text.partition(f"## {title},")
+    section, _, after = tail.partition("\n## ")
+    return head, section, after if mark else ""

@@ -11,7 +11,11 @@ from typing import Any
 
 from _subjects import CALIBRATION, ROOT, Subject
 
-__all__ = ["VARIANTS", "Made", "Variant", "make"]
+__all__ = ["FailedError", "Made", "Variant", "make", "variants"]
+
+
+class FailedError(Exception):
+    """Our own command line failed."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Made:
     left: str
 
 
-def VARIANTS(vnni: bool) -> tuple[Variant, ...]:  # noqa: N802
+def variants(vnni: bool) -> tuple[Variant, ...]:
     """The engines to compare on kernels with VNNI or without."""
     kind = "vnni" if vnni else "avx2"
     plain = {"observer": "minmax"}
@@ -56,7 +60,10 @@ _COUNTED = ("calibrate", "moments", "quantize", "equalize")
 
 
 def make(subject: Subject, variant: Variant, scratch: Path) -> Made:
-    """Run `compress`; what runs of one subject have in common is made once and counts each time."""
+    """Run `compress`; what runs of one subject have in common is made once and counts each time.
+
+    Raises `FailedError`.
+    """
     work, number = scratch / "work", len(list(scratch.glob("ours-*")))
     command = [ROOT / ".venv/bin/compress", "--target", variant.target, subject.file, "--bench", "0"]
     command += ["--scheme", variant.scheme, "--out", work, "--calib", CALIBRATION]
@@ -72,7 +79,7 @@ def make(subject: Subject, variant: Variant, scratch: Path) -> Made:
         command += ["--recipe", recipe]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode not in (0, 3):
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr[-2000:]}")
+        raise FailedError(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
     report = json.loads((work / "report.json").read_text())
     kept = scratch / f"ours-{number}"
     shutil.copytree(work / "engines", kept)
@@ -92,8 +99,8 @@ def _left(operators: list[dict[str, str]]) -> str:
     reasons: dict[str, list[str]] = {}
     for operator in operators:
         reasons.setdefault(operator["reason"], []).append(operator["name"] or operator["op"])
-    shown = [
-        f"{len(names)} {'layer' if len(names) == 1 else 'layers'} ({', '.join(names[:3])}{', ...' * (len(names) > 3)}): {reason}"
-        for reason, names in reasons.items()
-    ]
+    shown = []
+    for reason, names in reasons.items():
+        some = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+        shown.append(f"{len(names)} {'layer' if len(names) == 1 else 'layers'} ({some}): {reason}")
     return "; ".join(shown)

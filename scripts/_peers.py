@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from _cost import on_one_core, peak
 
-__all__ = ["COSTED", "PEERS", "Peer", "PeerError", "make", "missing"]
+__all__ = ["COSTED", "PEERS", "Peer", "PeerError", "inventory", "make", "missing"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,26 @@ class PeerError(Exception):
     """A peer is not there or could not quantize the model; the reason is its own last line."""
 
 
-def missing(python: str) -> dict[str, str]:
-    """Peers whose packages an interpreter lacks, with the words for it."""
+_INVENTORY = """
+import json, sys
+from importlib import metadata
+owners = metadata.packages_distributions()
+print(json.dumps({name: f"{owners[name][0]} {metadata.version(owners[name][0])}"
+                  for name in sys.argv[1:] if name in owners}))
+"""
+
+
+def inventory(python: str) -> dict[str, str]:
+    """The peers' packages that an interpreter has, with distribution and version, by the name of import."""
     packages = sorted({package for peer in PEERS for package in peer.needs})
-    code = "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if u.find_spec(n)])"
-    found = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
-    there = found.stdout.split()
-    lacking = {peer.name: [name for name in peer.needs if name not in there] for peer in PEERS}
+    command = [python, "-c", _INVENTORY, *packages]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(found.stdout))
+
+
+def missing(python: str, there: dict[str, str]) -> dict[str, str]:
+    """Peers whose packages are not `there`, with the words for it."""
+    lacking = {peer.name: [name for name in peer.needs if name not in there] for peer in (*PEERS, *COSTED)}
     return {name: f"{python} has no {' and no '.join(names)}" for name, names in lacking.items() if names}
 
 
