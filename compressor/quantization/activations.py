@@ -112,6 +112,7 @@ class Activations:
                     values[name] = value
                 if name in self._wanted:
                     yield name, value
+                del value  # not held while the next piece runs
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class _Segment:
         options.log_severity_level = 3
         options.intra_op_num_threads = min(_THREADS, _cores())
         options.enable_cpu_mem_arena = False  # every segment would keep one of its own
+        options.enable_mem_pattern = False  # nor one block for all that a run needs at any time
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -16,17 +16,21 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compressor import events
 from compressor.errors import DataError, UnsupportedError
+from compressor.quantization import heap
 from compressor.quantization.activations import Activations, Batches, Sample, samples, unusable
 from compressor.quantization.observers import Grid, TensorStatistics, observer_named
 from compressor.quantization.observers.record import Record
 from compressor.quantization.segments import write_segments
 from compressor.store import digest, file_digest, write_json
+
+if TYPE_CHECKING:
+    from compressor.quantization.scheme import Scheme
 
 __all__ = ["calibrate", "left_out", "observe", "ranges"]
 
@@ -45,14 +49,11 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
     if there is no usable sample, `UnsupportedError` if the model itself gives nothing but NaN.
     """
     from compressor.data import stream
-    from compressor.quantization import graph, placement
     from compressor.quantization import scheme as schemes
 
-    prepared = graph.prepare(Path(model["path"]))
     chosen = schemes.named(scheme)
-    tensors = placement.tensors(prepared, chosen)
-    segments = write_segments(prepared, tensors, Path(folder), "observed")
-    del prepared
+    with heap.given_back():
+        segments, tensors = _written(Path(model["path"]), chosen, Path(folder))
 
     def batches(start: int) -> Batches:
         # One sample at a time: read in batches, samples would weigh more than the model's own activations.
@@ -67,6 +68,15 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
     for leftover in Path(folder).glob("observed-*"):
         leftover.unlink()
     return found
+
+
+def _written(path: Path, scheme: Scheme, folder: Path) -> tuple[list[Path], list[str]]:
+    """The pieces of a graph that give the tensors to observe, and these tensors."""
+    from compressor.quantization import graph, placement
+
+    prepared = graph.prepare(path)
+    tensors = placement.tensors(prepared, scheme)
+    return write_segments(prepared, tensors, folder, "observed"), tensors
 
 
 def observe(
@@ -86,7 +96,8 @@ def observe(
     `key` in `folder` ends, or 0. A checkpoint is written every `every` seconds.
     """
     record = _resume(folder / CHECKPOINT, key, tensors, grid)
-    activations = Activations(segments, tensors)
+    with heap.given_back():
+        activations = Activations(segments, tensors)
     _pass(record, activations, batches, folder / CHECKPOINT, total, every)
     _check(record)
     record.save(folder / RANGES)
@@ -150,6 +161,7 @@ def _pass(
     for unit in activations.units(_clean(record, batches(record.done))):
         for name, values in activations.run(unit):
             record.statistics[name].update(values, record.units)
+            del values  # or it would lie there while the next piece runs
         record.units += 1
         events.progress("calibration", record.done, total)
         if time.monotonic() - saved >= every:

@@ -89,7 +89,7 @@ class _Span:
         rows, columns = self.order[:, :, None], self.order[:, None, :]
         damped = second[np.arange(self.groups)[:, None, None], rows, columns] / size
         factor = np.linalg.inv(_upper(damped, _DAMPING).astype(np.float32))
-        self.factor = np.ascontiguousarray(factor)
+        self.factor = np.ascontiguousarray(factor, np.float32)
 
     def round(self, real: Floats, limit: int | None) -> NDArray[np.int8]:
         """Codes for `real` [channels, w]."""

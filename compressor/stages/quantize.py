@@ -61,7 +61,7 @@ def moments(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: st
     prepared = graph.prepare(Path(model["path"]))
     quantized = graph.already_quantized(prepared)
     uses = [] if quantized else list(weight_uses(View(prepared), named(scheme)))
-    batches = ((batch.indices, batch.inputs) for batch in stream(data))
+    batches = ((batch.indices, batch.inputs) for batch in stream({**data, "batch": 1}))
     found = gathering.gather(prepared, uses, batches, Path(folder)) if uses else {}
     gathering.save(found, Path(folder))
     return {"layers": len(found)}
