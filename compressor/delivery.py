@@ -149,6 +149,7 @@ def _manifest(
         "preprocess": row["preprocess"],
         "scheme": row["quantization"].get("scheme"),
         "quantization": row["quantization"],
+        "portable": row["portable"],
         "accuracy": {name: row[name] for name in ("metric", "drop", "agreement")},
         "latency": row["latency"],
     }

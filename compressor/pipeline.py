@@ -99,6 +99,7 @@ class _Engine:
     exported: Done
     outputs: Done | None = None
     stem: Model | None = None
+    stem_key: str = ""
 
     @property
     def path(self) -> str:
@@ -143,6 +144,11 @@ class _Run:
         name = ""
         if presets.schemed(target):
             name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())
+            if target.precision == "int8-dynamic" and not scheme.SCHEMES[name].dynamic:
+                raise UnsupportedError(
+                    f"{target}: {scheme.SCHEMES[name].title} has no kernels that quantize while they run; "
+                    "ask for int8"
+                )
         if self.recipe:
             return (_suited(self.recipe, target, name),)
         return presets.rungs(target, name, bool(self.options.calib_data or self.options.data))
@@ -225,12 +231,14 @@ class _Run:
         """The rung that the search chose for a target; all that it tried goes into the report."""
         deadline = time.monotonic() + (self.options.budget or float("inf"))
         trials = Trials(self, self.steps, self.options, self.data, target, baseline, self.ledger)
+        last = self.ladders[target][0].steps[-1:]
+        here = not (last and _made_for(target, str(last[0].parameters.get("scheme"))))
         outcome = search(
             self.ladders[target],
             trials,
             self.options.max_drop,
-            mixes=not (self.recipe or self.steps.planning) and target.precision == "int8",
-            timed=bool(self.options.bench and self.data.evaluation),
+            mixes=here and not (self.recipe or self.steps.planning) and target.precision == "int8",
+            timed=bool(here and self.options.bench and self.data.evaluation),
             out_of_time=lambda: time.monotonic() > deadline,
         )
         found["rungs"] += [_rung(target, rung, rung is outcome.chosen) for rung in outcome.tried]
@@ -250,11 +258,11 @@ class _Run:
     def built(self, recipe: Recipe, target: Target) -> _Engine:
         """The engine of a recipe, not yet run."""
         model, key = self.model, self.key
-        stem = model
+        stem, stem_key = model, key
         for step in recipe.steps:
-            stem = model
+            stem, stem_key = model, key
             model, key = self._staged(step.stage, step.parameters, model, key)
-        return replace(self._exported(model, key, target, recipe), stem=stem)
+        return replace(self._exported(model, key, target, recipe), stem=stem, stem_key=stem_key)
 
     def _staged(self, stage: str, parameters: dict[str, Any], model: Model, key: str) -> tuple[Model, str]:
         """The model after one stage."""
@@ -408,6 +416,7 @@ class _Run:
         rows: list[dict[str, Any]] = []
         for (engine, comparison), latency in zip(engines, latencies, strict=True):
             proof = self._proof(engine, engines[0][0])
+            proof["portable"] = self._portable(engine)
             if not self.steps.planning:
                 rows.append(_row(engine, comparison, latency, proof, candidate=bool(rows)))
         return rows
@@ -444,6 +453,33 @@ class _Run:
             what="interleaved with the float engine and an A/A control",
         )
         return list(done.value["engines"])
+
+    def _portable(self, engine: _Engine) -> dict[str, Any] | None:
+        """What an int8 engine for x86 does on processors without VNNI, or what being safe there costs."""
+        facts, last = engine.model.facts, engine.recipe.steps[-1:]
+        if not (engine.stem and self.data.calibration and last) or self.interrupted:
+            return None
+        chosen = scheme.SCHEMES.get(str(last[0].parameters.get("scheme")))
+        if last[0].stage != "quantize" or not chosen or not (chosen.pair_limit or chosen.narrow):
+            return None
+        if not (facts.get("quantized") or self.steps.planning):
+            return None
+        unkeyed: dict[str, Any] = {"model": engine.stem.json(), "quantized": engine.model.json()}
+        unkeyed["data"] = self.data.calibration
+        if chosen.pair_limit and "moments" in _needs("quantize", last[0].parameters):
+            moments = self._moments("quantize", last[0].parameters, engine.stem, engine.stem_key)
+            unkeyed["moments"] = str(moments.folder)
+        done = self.steps.run(
+            "portable",
+            "compressor.quantization.portability:portable",
+            {},
+            unkeyed=unkeyed,
+            after=[engine.exported.key, *self.data.key("calibration")],
+            expected={},
+            estimate=self._pass_seconds(16, 3.0),
+            what="the same file without VNNI",
+        )
+        return dict(done.value)
 
     def _proof(self, engine: _Engine, baseline: _Engine) -> dict[str, Any]:
         """What really runs in which precision, the engine against its simulation, and memory."""
@@ -498,6 +534,8 @@ def _row(
         "cpu_ms": latency and latency["cpu_ms"],
         "precision": proof["precision"],
         "simulation_gap": proof["simulation_gap"],
+        "portable": proof["portable"],
+        "made_for": _made_for(engine.target, str(engine.model.facts.get("scheme"))),
         "peak_rss_bytes": proof["memory"] and proof["memory"]["peak_rss_bytes"],
         "quantization": engine.model.facts,
         "inputs": [asdict(spec) for spec in engine.model.inputs],
@@ -505,6 +543,14 @@ def _row(
         "preprocess": engine.model.preprocess,
         "recommended": False,
     }
+
+
+def _made_for(target: Target, name: str) -> str | None:
+    """What an engine is made for, if that is not this machine: of its speed nothing is learned here."""
+    if name not in scheme.SCHEMES:
+        return None
+    own = scheme.for_machine(str(target.runtime), str(target.device), machine.cpu_flags())
+    return None if name in (own, scheme.SCHEMES[own].narrow) else scheme.SCHEMES[name].title
 
 
 def _spare_inputs(options: Options) -> None:

@@ -7,8 +7,9 @@ whose inputs have a fixed batch is given as many samples as it takes.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from compressor.errors import DataError
 
-__all__ = ["Activations", "Batches", "Sample", "samples", "unusable"]
+__all__ = ["Activations", "Batches", "Sample", "samples", "unusable", "usable"]
 
 _THREADS = 8  # a session; one sample seldom keeps more of them busy
 Array = NDArray[Any]
@@ -48,6 +49,12 @@ def unusable(sample: Sample) -> str | None:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"{'NaN' if np.isnan(array).any() else 'Inf'} in input '{name}'"
     return None
+
+
+def usable(batches: Batches, limit: int) -> Iterator[Sample]:
+    """The first `limit` samples whose inputs are finite."""
+    clean = (sample for sample in samples(batches) if not unusable(sample))
+    return itertools.islice(clean, limit)
 
 
 def _cores() -> int:
@@ -94,16 +101,23 @@ class Activations:
         if waiting:
             yield _together(waiting + waiting[-1:] * (self.batch - len(waiting)))
 
-    def run(self, sample: Sample) -> Iterator[tuple[str, Array]]:
+    def run(
+        self, sample: Sample, supply: Callable[[str], Array] | None = None
+    ) -> Iterator[tuple[str, Array]]:
         """Each tensor's name and value, in the order in which the graph makes them.
 
-        A value is let go as soon as nothing reads it any more. Raises `DataError` if the graph cannot run
-        on the sample.
+        A value is let go as soon as nothing reads it any more. `supply` is asked for inputs that the sample
+        does not have when the piece that reads them comes. Raises `DataError` if the graph cannot run on the
+        sample.
         """
         values = dict(sample.feeds)
         yield from ((name, values[name]) for name in self._wanted if name in values)
         for place, segment in enumerate(self._segments):
-            made = segment.run({name: values[name] for name in segment.inputs}, sample.index)
+            given = {
+                name: values[name] if supply is None or name in values else supply(name)
+                for name in segment.inputs
+            }
+            made = segment.run(given, sample.index)
             later = {name for after in self._segments[place + 1 :] for name in after.inputs}
             values = {name: value for name, value in values.items() if name in later}
             for name in segment.outputs:

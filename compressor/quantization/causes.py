@@ -128,14 +128,14 @@ class LayerCauses:
         sums = [_product(rows, float_weight), _product(inside, float_weight), _product(coded, float_weight)]
         sums = [total + float_bias for total in (*sums, _product(coded, weight))]
         sums.append(sums[-1] + (bias - float_bias))
-        sums.append(sums[-1] + self._cut(rows) if self.overflows is not None else sums[-1])
+        sums.append(sums[-1] + self.lost(rows) if self.overflows is not None else sums[-1])
         found = [np.asarray(np.clip(total, *self.bounds), np.float32) for total in sums]
         found.append(found[-1] if self.after is None else self.after.clipped(found[-1]))
         found.append(found[-1] if self.after is None else self.after.rounded(found[-1]))
         return found
 
-    def _cut(self, rows: Floats) -> Floats:
-        """What saturation takes away, [n, channels]."""
+    def lost(self, rows: Floats) -> Floats:
+        """What saturation takes away (adds, where sums are negative), [n, channels], for input vectors."""
         assert self.overflows is not None
         assert self.before is not None
         lost = [

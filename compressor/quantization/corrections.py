@@ -35,11 +35,15 @@ class Corrections:
 
     def quantizer(self, uses: Sequence[Use]) -> RowQuantizer:
         """What turns a weight's rows, their least scales and the pair limit into codes and scales."""
-        found = _together([self.moments[use.node] for use in uses if use.node in self.moments])
-        if self.rounding == "gptq" and found is not None:
-            second = found.shrunk(centred=self.bias and all(use.bias for use in uses))
+        second = self.second(uses) if self.rounding == "gptq" else None
+        if second is not None:
             return lambda rows, floor, limit: rounding.quantize_rows(rows, second, floor, limit)
         return weight_mse.quantize_rows if self.weights == "mse" else pairs.quantize_rows
+
+    def second(self, uses: Sequence[Use]) -> list[Floats] | None:
+        """Second moments of what a weight's readers meet, as `rounding` wants them; None if not known."""
+        found = _together([self.moments[use.node] for use in uses if use.node in self.moments])
+        return None if found is None else found.shrunk(centred=self.bias and all(use.bias for use in uses))
 
     def shift(self, use: Use, weight: NDArray[Any], rounded: NDArray[Any]) -> Floats | None:
         """What to add to the bias [channels] of a layer whose weight (as stored) became `rounded`."""

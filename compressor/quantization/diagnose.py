@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,7 @@ from compressor.quantization.activations import (
     Array,
     Batches,
     Sample,
-    samples,
-    unusable,
+    usable,
 )
 from compressor.quantization.causes import LayerCauses, layer_causes
 from compressor.quantization.observers.statistics import LIMIT
@@ -89,7 +87,7 @@ def compare(
         for path in folder.glob(f"diagnose-{name}-*"):
             path.unlink()
     sums = {tensor: np.zeros(2) for tensor in tensors}
-    count = _accumulate(pair[0], pair[1], _usable(batches, limit), sums, causes, limit)
+    count = _accumulate(pair[0], pair[1], usable(batches, limit), sums, causes, limit)
     if not count:
         raise DataError("diagnosis: no sample is free of NaN and Inf; mend the data")
     return {
@@ -121,11 +119,6 @@ def sqnr(signal: float, noise: float) -> float:
     if signal <= 0:
         return -_CAP
     return max(-_CAP, min(_CAP, 10 * (math.log10(signal) - math.log10(noise))))
-
-
-def _usable(batches: Batches, limit: int) -> Iterator[Sample]:
-    clean = (sample for sample in samples(batches) if not unusable(sample))
-    return itertools.islice(clean, limit)
 
 
 def _accumulate(

@@ -13,7 +13,7 @@ from compressor.quantization.view import attribute
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = ["pads_of", "patches", "rows_of"]
+__all__ = ["pads_of", "patches", "places_of", "rows_of"]
 
 Array = NDArray[Any]
 _STRIDE = 2654435761  # Knuth's multiplier: spreads the picks of successive samples
@@ -38,11 +38,7 @@ def patches(node: NodeProto, kernel: Sequence[int], value: Array, count: int, or
     strides, dilations = (list(attribute(node, key, [1] * rank)) for key in ("strides", "dilations"))
     begin, end = pads_of(node, kernel, value.shape[2:])
     padded = np.pad(value, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
-    reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
-    sizes = [
-        (size - span) // stride + 1
-        for size, span, stride in zip(padded.shape[2:], reach, strides, strict=True)
-    ]
+    _, *sizes = places_of(node, kernel, value.shape)
     picked = np.unravel_index(_picks(len(value) * int(np.prod(sizes)), count, ordinal), (len(value), *sizes))
     offsets = np.indices(kernel).reshape(rank, -1)
     places = [
@@ -53,6 +49,23 @@ def patches(node: NodeProto, kernel: Sequence[int], value: Array, count: int, or
     n, spatial, channels = found.shape
     found = found.reshape(n, spatial, groups, channels // groups).transpose(2, 0, 1, 3)
     return np.asarray(found.reshape(groups, n, -1))
+
+
+def places_of(node: NodeProto, kernel: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """How many vectors an input of `shape` has: batch and spatial axes of a Conv, rows of a matrix."""
+    if node.op_type != "Conv":
+        turned = node.op_type == "Gemm" and attribute(node, "transA", 0)
+        return (shape[1],) if turned else tuple(shape[:-1])
+    rank = len(kernel)
+    strides, dilations = (list(attribute(node, key, [1] * rank)) for key in ("strides", "dilations"))
+    begin, end = pads_of(node, kernel, shape[2:])
+    sizes = [
+        (before + size + after - dilation * (window - 1) - 1) // stride + 1
+        for before, size, after, dilation, window, stride in zip(
+            begin, shape[2:], end, dilations, kernel, strides, strict=True
+        )
+    ]
+    return shape[0], *sizes
 
 
 def pads_of(node: NodeProto, kernel: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:

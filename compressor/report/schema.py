@@ -100,8 +100,44 @@ class SimulationGap(TypedDict):
     lost_db: NotRequired[float | None]
 
 
+class Saturated(TypedDict):
+    """The network with the sums of x86 kernels without VNNI, which saturate, over `samples` samples.
+
+    SQNR of the outputs, and the share of samples with the float engine's class, without and with it;
+    `outputs` is the share of the values of the layers in question that are wrong.
+    """
+
+    samples: int
+    sqnr_db: float
+    saturated_sqnr_db: float
+    top1: float | None
+    saturated_top1: float | None
+    outputs: float
+
+
+class Portable(TypedDict):
+    """An int8 engine for x86 on the other kind of processor.
+
+    `layers` of `of` integer layers could overflow without VNNI; `proven`: none can, whatever the input.
+    `cost_db` and `worst_db`: by how much that raises the error of rounded weights, mean and largest of the
+    layers.
+    """
+
+    scheme: str
+    without: str
+    layers: int
+    of: int
+    proven: bool
+    measured: Saturated | None
+    cost_db: NotRequired[float]
+    worst_db: NotRequired[float]
+
+
 class Engine(TypedDict):
-    """One engine file and all that was measured on it."""
+    """One engine file and all that was measured on it.
+
+    `made_for` names the runtime and processor that it is made for, if those are not the ones here.
+    """
 
     target: str
     role: Literal["baseline", "candidate"]
@@ -116,6 +152,8 @@ class Engine(TypedDict):
     peak_rss_bytes: int | None
     precision: Precision | None
     simulation_gap: SimulationGap | None
+    portable: NotRequired[Portable | None]
+    made_for: NotRequired[str | None]
     recommended: bool
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from compressor.report.portability import portability
 from compressor.report.svg import escape
 from compressor.report.text import (
     NONE,
@@ -105,7 +106,13 @@ def engines(data: Data) -> str:
     said += [f"{name}: {told}." for name, told, _ in columns if name in _HARD and name in shown]
     said += [f"Not measured: {', '.join(absent)}."] if absent else []
     lead = f'<p class="lead">{escape(" ".join(said))}</p>'
-    return lead + _table("Engines", heads, rows, "cards") + without_interval(data["engines"])
+    notes = [f"{row['target']}: {text}" for row in data["engines"] if (text := portability(row))]
+    feet = without_interval(data["engines"]) + "".join(map(_foot, notes))
+    return lead + _table("Engines", heads, rows, "cards") + feet
+
+
+def _foot(words: str) -> str:
+    return f'<p class="lead foot">{escape(words)}</p>'
 
 
 def without_interval(engines: Iterable[Data]) -> str:
@@ -119,7 +126,7 @@ def without_interval(engines: Iterable[Data]) -> str:
         f"The speed of {', '.join(targets[:20])} is undecided: {reason}."
         for reason, targets in reasons.items()
     )
-    return "".join(f'<p class="lead foot">{escape(words)}</p>' for words in said)
+    return "".join(map(_foot, said))
 
 
 def _engine_columns(data: Data) -> list[Column]:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from compressor.report.portability import portability
 from compressor.report.text import (
     NONE,
     Form,
@@ -106,6 +107,9 @@ def _print_report(console: Console, data: Data) -> None:
     lines = [line for line in data["verdict"] if len(data["verdict"]) > 1]
     for line in lines:
         _say(console, f"{line['target']}: {line['text']}")
+    for engine in data["engines"]:
+        if said := portability(engine):
+            _say(console, f"{engine['target']}: {said}")
     for skipped in data["skipped"]:
         _say(console, f"not made: {skipped['target']}: {skipped['reason']}", style="dim")
     for note in data["notes"]:

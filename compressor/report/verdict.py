@@ -8,7 +8,9 @@
    ratio lies above 1.02, or the measurer of the ratio says so. A float baseline needs no such proof.
 3. The fastest of these is recommended. Within a runtime the paired ratio orders them; runtimes are
    compared through the latency of their baselines. Within 2 % of the fastest, the smallest drop wins.
-4. A float engine is not recommended while a candidate that is accurate enough may still be faster: a
+4. An engine that is made for another runtime or processor is not recommended: its speed here says
+   nothing of its speed there.
+5. A float engine is not recommended while a candidate that is accurate enough may still be faster: a
    speed that is undecided is no evidence for float.
 """
 
@@ -98,6 +100,7 @@ def _recommended(data: Data) -> Data | None:
         (time, engine)
         for engine in data["engines"]
         if (time := _sample_ms(data, engine)) is not None
+        and not engine.get("made_for")
         and _accurate(data, engine)
         and (engine["role"] == "baseline" or speed_class(engine) == "faster")
     ]
@@ -113,7 +116,9 @@ def _open(data: Data, fastest: float) -> list[Data]:
     """Candidates of undecided speed that are accurate enough and may beat `fastest` (ms per sample)."""
     found = []
     for engine in data["engines"]:
-        if engine["role"] == "candidate" and speed_class(engine) == "undecided" and _accurate(data, engine):
+        if engine["role"] != "candidate" or engine.get("made_for"):
+            continue
+        if speed_class(engine) == "undecided" and _accurate(data, engine):
             time, speed = _sample_ms(data, engine), engine["latency"]["ratio_to_baseline"]
             best = None if speed["high"] is None or time is None else time * speed["value"] / speed["high"]
             if best is None or best * FASTER < fastest:
@@ -185,8 +190,14 @@ def _loss_without_budget(data: Data, engine: Data) -> str | None:
 
 
 def _line(data: Data, engine: Data, chosen: Data | None) -> str:
-    facts = [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
-    return f"{_conclusion(data, engine, chosen)} {_sentence(facts)}"
+    return f"{_conclusion(data, engine, chosen)} {_sentence(_facts(data, engine))}"
+
+
+def _facts(data: Data, engine: Data) -> list[str]:
+    """What was found of a candidate; of one made for elsewhere only what holds there, too."""
+    if engine.get("made_for"):
+        return [_size(data, engine), _accuracy(data, engine)]
+    return [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
 
 
 def _sentence(facts: Sequence[str]) -> str:
@@ -333,6 +344,10 @@ def _kernels_lose_more(engine: Data) -> bool:
 def _conclusion(data: Data, engine: Data, chosen: Data | None) -> str:
     if chosen is engine:
         return "Recommended." if engine["drop"] else "Recommended as far as agreement tells."
+    if engine.get("made_for"):
+        return (
+            f"Not for this machine: it is made for {engine['made_for']}, and its speed here proves nothing."
+        )
     doubt = _doubt(data, engine)
     reasons = [doubt] if doubt else []
     kind = speed_class(engine)
@@ -364,12 +379,14 @@ def _headline(data: Data, chosen: Data | None) -> str:
     candidates = [engine for engine in data["engines"] if engine["role"] == "candidate"]
     if not candidates:
         return "No compressed engine was made."
+    if all(engine.get("made_for") for engine in candidates):
+        return " ".join(f"{engine['target']}: {_line(data, engine, chosen)}" for engine in candidates)
     broken = all(engine["drop"] and engine["drop"]["verdict"] == "broken" for engine in candidates)
     opening = "The accuracy budget is broken. " if broken and data["max_drop"] is not None else ""
     if chosen is None:
         return opening + _no_choice(data, candidates)
     if chosen["role"] == "candidate":
-        facts = [_speed(chosen), _size(data, chosen), _accuracy(data, chosen), *_caveats(chosen)]
+        facts = _facts(data, chosen)
         return f"{opening}Use {chosen['target']}: {'; '.join(fact for fact in facts if fact)}."
     return opening + _keep_float(data, chosen, candidates)
 
@@ -396,14 +413,13 @@ def _not_yet(data: Data, unproven: Sequence[Data], *, alone: bool) -> str:
     opening = f"No recommendation yet: that {names} is faster than float is not proven, {longer}."
     if not alone:
         return opening
-    facts = [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
-    return f"{opening} {_sentence(facts)}"
+    return f"{opening} {_sentence(_facts(data, engine))}"
 
 
 def _keep_float(data: Data, chosen: Data, candidates: Sequence[Data]) -> str:
     if len(candidates) == 1:
         only = candidates[0]
-        facts = [_speed(only), _size(data, only), _accuracy(data, only), *_caveats(only)]
+        facts = _facts(data, only)
         return f"Use the float engine {chosen['target']}. {only['target']}: {'; '.join(filter(None, facts))}."
     rivals = [
         engine["target"]
