@@ -28,14 +28,14 @@ _STATIC: tuple[tuple[str, str, tuple[Step, ...]], ...] = (
         (_SMOOTH, _corrected("mse")),
     ),
     (
-        "full-bias",
-        "as gptq, biases corrected layer by layer behind quantized layers",
-        (_SMOOTH, _corrected("mse", bias_correction="full")),
-    ),
-    (
         "smooth",
         "as gptq, ranges of channels evened out between layers",
         (Step("equalize", {"method": "smooth"}), _corrected("mse")),
+    ),
+    (
+        "full-bias",
+        "as gptq, biases corrected layer by layer behind quantized layers",
+        (_SMOOTH, _corrected("mse", bias_correction="full")),
     ),
     ("minmax", "as gptq, min-max activation ranges", (_SMOOTH, _corrected("minmax"))),
     (

@@ -120,7 +120,7 @@ def search(
 
     Without a budget the first recipe is taken. `mixes`: layers may stay float. `timed`: speed counts, so a
     mix that is expected to be faster is tried as well. The search ends when `out_of_time` says so or when it
-    is interrupted, if a candidate is complete by then; a first candidate is always finished.
+    is interrupted, if there is a candidate by then; a first candidate is always finished.
     """
     return _Search(recipes, laboratory, max_drop, mixes, timed, out_of_time).run()
 
@@ -144,7 +144,7 @@ class _Search:
         except _Cut:
             cut = "budget"
         except KeyboardInterrupt:
-            if not any(not rung.partial for rung in self.tried):
+            if not self.tried:
                 raise
             cut = "interrupt"
         return Found(self._complete(cut), self.tried, cut)
@@ -160,10 +160,10 @@ class _Search:
         return max(self.tried, key=lambda rung: rung.rank(self.max_drop))
 
     def _complete(self, cut: Cut | None) -> Rung:
-        """The best rung, judged on all samples."""
+        """The best rung, judged on all samples; once interrupted, one that is judged already, if any is."""
         best = self._best()
-        if best.partial and cut == "interrupt":
-            whole = [rung for rung in self.tried if not rung.partial]
+        whole = [rung for rung in self.tried if not rung.partial]
+        if best.partial and cut == "interrupt" and whole:
             return max(whole, key=lambda rung: rung.rank(self.max_drop))
         if best.partial:
             self.tried[self.tried.index(best)] = best = self.laboratory.attempt(

@@ -74,23 +74,37 @@ class Trials:
     baseline: Any
     ledger: Ledger
     _small: Any = None
+    _judged: dict[str, Rung] = field(default_factory=dict)
     _given: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def attempt(self, recipe: Recipe, ms: float | None = None, *, early: bool) -> Rung:
-        """Make an engine and judge it; with `early`, on a subset first, which may be enough to reject it."""
+        """Make an engine and judge it; with `early`, on a subset first, which may be enough to reject it.
+
+        An engine that is the same file as an earlier one (nothing to even out, say) is not run again.
+        """
         first = len(self.steps.records)
         engine = self.maker.built(recipe, self.target)
+        same = self._judged.get(_file(engine))
+        if same and (early or not same.partial):
+            rung = replace(same, recipe=recipe, seconds=self._costs(first)[0], ms=ms)
+            self.ledger.add({**_row(self.target, rung, self._costs(first)[1]), "same_as": same.recipe.name})
+            return rung
         small = early and self._rejected(engine)
         if small:
             comparison = small
         else:
             engine = self.maker.ran(engine, self.data.evaluation, self._key())
             comparison = self.maker.compared(self.baseline, engine)
-        costs = self.steps.records[first:]
-        seconds = sum(record["seconds"] for record in costs)
+        seconds, cpu_seconds = self._costs(first)
         rung = Rung(recipe, comparison, engine, seconds, bool(small), ms)
-        self.ledger.add(_row(self.target, rung, sum(record["cpu_seconds"] or 0 for record in costs)))
+        self._judged[_file(engine)] = rung
+        self.ledger.add(_row(self.target, rung, cpu_seconds))
         return rung
+
+    def _costs(self, first: int) -> tuple[float, float]:
+        """Seconds and CPU-seconds of the steps from the one of that number on."""
+        records = self.steps.records[first:]
+        return sum(item["seconds"] for item in records), sum(item["cpu_seconds"] or 0 for item in records)
 
     def _key(self) -> list[str]:
         return self.data.key("evaluation") if self.data.evaluation else []
@@ -191,6 +205,11 @@ class Trials:
         engines = [self.baseline, *(rung.engine for rung in rungs)]
         rows = self.maker.raced(engines, max(1.0, self.options.bench / 4) * len(engines))
         return [row["ratio_to_baseline"]["value"] if row else 1.0 for row in rows[1:]]
+
+
+def _file(engine: Any) -> str:
+    """What tells an engine's file from others; a planned one has nothing yet but its step."""
+    return str(engine.exported.value.get("sha256") or engine.exported.key)
 
 
 def _mix(recipe: Recipe, choice: dict[str, Any]) -> Mix:

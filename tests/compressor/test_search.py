@@ -216,8 +216,14 @@ def test_an_interrupt_gives_the_best_so_far(at: int) -> None:
     assert not found.chosen.partial
 
 
-def test_an_interrupt_before_any_candidate_is_whole_ends_the_search() -> None:
+def test_an_interrupt_before_any_candidate_ends_the_search() -> None:
     with pytest.raises(KeyboardInterrupt):
         search(RECIPES, Made([1.0], interrupt_at=1), 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        search(RECIPES, Made([3.0], partial=True, interrupt_at=2), 0.5)
+
+
+def test_an_interrupt_after_early_rejections_alone_gives_the_best_of_them_judged_whole() -> None:
+    found = search(RECIPES, Made([3.0], partial=True, interrupt_at=3), 0.5)
+    assert found.cut == "interrupt"
+    assert [one.partial for one in found.tried] == [False, True]
+    assert found.chosen is found.tried[0]
+    assert found.chosen.verdict == "broken"
