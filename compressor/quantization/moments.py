@@ -113,7 +113,7 @@ class Moments:
 
 
 def gather(
-    model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 64
+    model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 32
 ) -> dict[str, Moments]:
     """Moments of the input of every weight use of a prepared model, by the use's node.
 
