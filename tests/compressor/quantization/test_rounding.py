@@ -137,3 +137,19 @@ def test_mse_scales_are_never_worse_than_plain_ones(seed: int, k: int, limit: in
     plain = np.rint(rows / safe[:, None]) * safe[:, None].astype(float)
     errors = np.square(codes * scales[:, None].astype(float) - rows).sum(axis=1)
     assert (errors <= np.square(plain - rows).sum(axis=1) * (1 + 1e-6) + 1e-12).all()
+
+
+def test_wide_layers_are_rounded_as_the_algorithm_says() -> None:
+    # Column by column with the Cholesky factor of the damped inverse, of more columns than a block holds.
+    real, second = problem(3, 150, channels=4)
+    real, damped = real * 20, second[0] / np.diagonal(second[0]).mean() + 0.03 * np.eye(150)
+    pair = -np.diagonal(second[0]).reshape(-1, 2).sum(axis=1)
+    order = (2 * np.argsort(pair, kind="stable")[:, None] + [0, 1]).reshape(-1)
+    factor = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
+    rest, codes = real[:, order].copy(), np.empty((4, 150))
+    for column in range(150):
+        codes[:, column] = np.clip(np.rint(rest[:, column]), -127, 127)
+        error = (rest[:, column] - codes[:, column]) / factor[column, column]
+        rest[:, column + 1 :] -= error[:, None] * factor[column, column + 1 :]
+    found = rounding.round_rows(real, [second], None)[:, order]
+    assert (found == codes).mean() > 0.99
