@@ -18,6 +18,7 @@ from compressor.quantization.constants import drop_unused_initializers
 from compressor.quantization.corrections import Corrections
 from compressor.quantization.float_layers import keep_float
 from compressor.quantization.layers import Use
+from compressor.quantization.matmul_sums import keep_matmuls
 from compressor.quantization.placement import Placement
 from compressor.quantization.scales import activation_scales, pad_value
 from compressor.quantization.scheme import Scheme
@@ -45,6 +46,8 @@ def write(
     corrections: Corrections | None = None,
 ) -> ModelProto:
     """Change the view's model into its Q/DQ form and give it back."""
+    if scheme.guards:
+        keep_matmuls(view, placement.integer)
     writer = _Writer(view, placement, ranges, scheme, corrections or Corrections())
     for name in placement.pairs:
         writer.pair(name)

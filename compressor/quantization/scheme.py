@@ -51,8 +51,8 @@ class Scheme:
     product of input scales for products.
     `least_scale` of weights and activations; products of two stay normal float32 numbers.
     `stores`: large weights of float operators are stored as int8. `guards`: the runtime would round layers
-    that stay float, unless they are marked (see `float_layers`). `dynamic`: the runtime has kernels that
-    quantize activations while it runs.
+    that stay float, and run integer ones in float, unless it is kept from it (see `float_layers`,
+    `matmul_sums`). `dynamic`: the runtime has kernels that quantize activations while it runs.
     """
 
     name: str

@@ -173,7 +173,9 @@ def test_every_kernel_gives_what_its_simulation_gives(name, shared, tmp_path, qu
     fused = [node.op_type for node in onnx.load(tmp_path / "m.onnx.optimized").graph.node]
     integer = [op for op in fused if op.startswith("QLinear") or op in ("QGemm", "MatMulIntegerToFloat")]
     worst = max(found, key=lambda key: found[key][0] if found[key][1] in "iu" else 0)
-    print(name, len(integer), "integer kernels,", worst, found[worst])
-    assert integer or not codes
+    print(
+        name, len(integer), sorted(set(fused)) if not integer else "", "integer kernels,", worst, found[worst]
+    )
+    assert integer or not codes, sorted(set(fused))
     for key, (difference, kind, _) in found.items():
         assert difference <= (1 if kind in "iu" else 1e-4), key
