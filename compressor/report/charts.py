@@ -38,7 +38,10 @@ Bounds = tuple[float, float]
 
 
 class Point(NamedTuple):
-    """An engine in the scatter; bounds None: no interval is known. `base`: a float baseline."""
+    """An engine in the scatter; bounds None: no interval is known. `base`: a float baseline.
+
+    `tried`: a candidate of the search that was not delivered; it has no label, only its hint.
+    """
 
     name: str
     x: float
@@ -48,11 +51,12 @@ class Point(NamedTuple):
     base: bool
     chosen: bool
     hint: str
+    tried: bool = False
 
     @property
     def kind(self) -> str:
         """Its class in the style sheet."""
-        return "rec" if self.chosen else "base" if self.base else "cand"
+        return "rec" if self.chosen else "base" if self.base else "tried" if self.tried else "cand"
 
 
 class Scatter(NamedTuple):
@@ -80,11 +84,17 @@ def scatter(
     height = 400 if width > 500 else 320
     area = Box(52, 14, width - 14, height - 46)
     x, y = _axes(points, area, up, budget, limits or (float("-inf"), float("inf")))
-    order = sorted(range(len(points)), key=lambda index: (not points[index].chosen, not points[index].base))
-    keys = [str(index + 1) for index in range(len(points))]
+    engines = [point for point in points if not point.tried]
+    order = sorted(
+        range(len(engines)), key=lambda index: (not engines[index].chosen, not engines[index].base)
+    )
+    keys = [str(index + 1) for index in range(len(engines))]
     marks = [
         Mark(
-            x(points[index].x), y(points[index].y), points[index].name if named else keys[index], keys[index]
+            x(engines[index].x),
+            y(engines[index].y),
+            engines[index].name if named else keys[index],
+            keys[index],
         )
         for index in order
     ]
@@ -93,9 +103,9 @@ def scatter(
     parts += [_bars(point, x, y) for point in points]
     parts += [_marker(point, x(point.x), y(point.y)) for point in points]
     parts += [_label(label) for label in labels]
-    shown = {key: (label.text, points[index].name) for key, index, label in _keyed(order, keys, labels)}
+    shown = {key: (label.text, engines[index].name) for key, index, label in _keyed(order, keys, labels)}
     missing = [shown[key] for key in keys if shown[key][0] != shown[key][1]]
-    names = ", ".join(point.name for point in points)
+    names = ", ".join(point.name for point in engines)
     return Scatter(_svg(width, height, f"{title} against latency of {names}", parts), missing)
 
 
@@ -198,7 +208,8 @@ def _marker(point: Point, x: float, y: float) -> str:
     if point.base:
         place_at = f'x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"'
         return f'{ring}<rect class="mk base {point.kind}" {place_at}>{hint}</rect>'
-    return f'{ring}<circle class="mk {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="5">{hint}</circle>'
+    radius = 4 if point.tried else 5
+    return f'{ring}<circle class="mk {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{hint}</circle>'
 
 
 def _label(label: Label) -> str:

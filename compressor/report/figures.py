@@ -49,13 +49,16 @@ def accuracy_and_latency(data: Data) -> str:
             points.append(_point(engine, value, data["metric"]))
     if not points:
         return ""
+    tried = _tried(data, axis)
+    points += tried
     line = _budget_line(data) if axis.is_metric else None
     missing = f" Not shown: {', '.join(left_out[:20])}." if left_out else ""
     bars = "vertical of the drop, horizontal of the speed" if axis.is_metric else "horizontal of the speed"
     caption = f"Up and to the left is better. Bars are 95 % intervals: {bars}, against float.{missing}"
+    caption += _said_of_tried(data, tried)
 
     def draw(width: int) -> str:
-        named = len(points) <= (NAMED_WIDE if width == WIDE else NAMED_NARROW)
+        named = len(points) - len(tried) <= (NAMED_WIDE if width == WIDE else NAMED_NARROW)
         found = charts.scatter(
             points, axis.title, width, up=axis.up, budget=line, named=named, limits=axis.limits
         )
@@ -74,7 +77,7 @@ def quality_name(data: Data) -> str:
 
 def _scatter_legend(data: Data, points: Sequence[charts.Point], drawn: str, with_budget: bool) -> str:
     """What is drawn, and nothing else."""
-    words = {"base": "float baseline", "cand": "candidate", "rec": "recommended"}
+    words = {"base": "float baseline", "cand": "candidate", "tried": "tried", "rec": "recommended"}
     kinds = {point.kind for point in points} | {"base" for point in points if point.base}
     items = [(kind, said) for kind, said in words.items() if kind in kinds]
     if '<path class="fr"' in drawn:
@@ -82,6 +85,51 @@ def _scatter_legend(data: Data, points: Sequence[charts.Point], drawn: str, with
     if with_budget:
         items.append(("bu", f"budget, {budget(data['max_drop'], data['metric'])} from float"))
     return _legend(*items)
+
+
+def _tried(data: Data, axis: _Axis) -> list[charts.Point]:
+    """Candidates of the search that were not delivered, where their time is known well enough to be drawn."""
+    found = []
+    for engine in data["engines"]:
+        rungs = [rung for rung in data["rungs"] if rung["target"] == engine["target"]]
+        kept = next((rung for rung in rungs if rung["kept"]), None)
+        for rung in rungs:
+            ms = _time(data, engine, kept, rung)
+            shown = axis.is_metric and isinstance(rung["metric"], Mapping)
+            value = axis.read(rung) if shown and not rung["kept"] and not rung.get("partial") else None
+            if value is not None and ms is not None:
+                hint = f"{engine['target']}, tried: {rung['name']}"
+                found.append(charts.Point(rung["name"], ms, value[0], None, None, False, False, hint, True))
+    return found
+
+
+def _time(data: Data, engine: Data, kept: Data | None, rung: Data) -> float | None:
+    """Milliseconds of a candidate: as raced against float, else as profiles tell beside the chosen one."""
+    speed, ms = rung.get("speed"), rung.get("expected_ms")
+    base = next(
+        (item for item in data["engines"] if item["role"] == "baseline" and _place(item) == _place(engine)),
+        None,
+    )
+    if speed and base and base["latency"]:
+        return float(base["latency"]["p50_ms"] / speed)
+    chosen = kept and kept.get("expected_ms")
+    if ms and chosen and engine["latency"]:
+        return float(engine["latency"]["p50_ms"] * ms / chosen)
+    return None
+
+
+def _place(engine: Data) -> str:
+    """Runtime and device."""
+    return str(engine["target"]).partition(":")[2]
+
+
+def _said_of_tried(data: Data, drawn: Sequence[charts.Point]) -> str:
+    left_out = sum(not rung["kept"] for rung in data["rungs"]) - len(drawn)
+    said = " Latency of what was only tried is expected from profiles, or raced briefly." if drawn else ""
+    if left_out:
+        what = "candidate that was" if left_out == 1 else "candidates that were"
+        said += f" Not shown: {left_out} {what} tried and not timed."
+    return said
 
 
 def _point(engine: Data, value: Value, metric: Data | None) -> charts.Point:

@@ -70,7 +70,7 @@ svg .bt{fill:var(--warn)}
 .ld{stroke:var(--soft);fill:none;stroke-width:.8;opacity:.7}
 .eb{fill:none;stroke-width:1.4;stroke:var(--accent);opacity:.75}.eb.base{stroke:var(--soft)}.eb.rec{stroke:var(--good)}
 .mk{fill:var(--accent);stroke:var(--bg);stroke-width:1}.mk.base{fill:var(--bg);stroke:var(--soft);stroke-width:2}
-.mk.rec{fill:var(--good)}
+.mk.rec{fill:var(--good)}.mk.tried{fill:var(--bg);stroke:var(--accent);stroke-width:1.4}
 .mk.base.rec{fill:var(--bg);stroke:var(--good)}.ring{fill:none;stroke:var(--good);stroke-width:1.5}
 .eq{fill:var(--band)}.aa{fill:var(--noise)}.bar{fill:var(--accent);opacity:.55}.bar.bad{fill:var(--bad);opacity:1}
 .no{fill:transparent}
@@ -83,6 +83,7 @@ svg .bt{fill:var(--warn)}
 .legend b{font-weight:600;color:var(--ink)}
 .legend i{display:inline-block;width:12px;height:12px;margin-right:6px;vertical-align:-1px}
 .i-base{border:2px solid var(--soft)}.i-cand{background:var(--accent);border-radius:50%}
+.i-tried{border:2px solid var(--accent);border-radius:50%}
 .i-rec{background:var(--good);border-radius:50%}.i-eq{background:var(--band)}.i-aa{background:var(--noise)}
 .i-fr{height:2px!important;background:var(--accent);opacity:.6;vertical-align:4px!important}
 .i-bu{height:0!important;border-top:2px dashed var(--warn);vertical-align:4px!important}

@@ -434,3 +434,23 @@ def test_the_tone_follows_the_verdict(report: Any, engine: Any) -> None:
     }
     for tone, data in tones.items():
         assert f'class="verdict {tone}"' in render(data)
+
+
+def test_candidates_of_the_search_are_drawn_where_their_time_is_known(report: Any) -> None:
+    data = report()
+    tried, kept = data["rungs"]
+    metric = {"value": 80.0, "low": 79.0, "high": 81.0}
+    raced = {**tried, "name": "raced", "metric": metric, "speed": 1.25}
+    expected = {**tried, "name": "expected", "metric": metric, "expected_ms": 6.0}
+    partial = {**tried, "name": "partial", "metric": metric, "speed": 1.2, "partial": True}
+    rungs = [tried, raced, expected, partial, {**kept, "expected_ms": 4.0}]
+    html = render(report(rungs=rungs))
+    drawn = re.findall(r'<circle class="mk tried" cx="([\d.]+)"[^>]*><title>([^<]*)</title>', html)
+    wide = {name: float(x) for x, name in drawn[: len(drawn) // 2]}
+    assert set(wide) == {"int8:onnx:cpu, tried: raced", "int8:onnx:cpu, tried: expected"}
+    # The chosen engine takes its own time, half as much again is expected of the mix; floats are slowest.
+    marks = [float(x) for x in re.findall(r'<circle class="mk rec" cx="([\d.]+)"', html)]
+    assert marks[0] < wide["int8:onnx:cpu, tried: expected"]
+    assert "2 candidates that were tried and not timed" in html
+    assert "tried" in html[html.index('<ul class="legend">') :].split("</ul>")[0]
+    assert "mk tried" not in render(report()).partition("</style>")[2]
