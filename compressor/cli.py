@@ -102,7 +102,7 @@ def _run(arguments: list[str]) -> int:
             except pipeline.Interrupted as stop:
                 report, interrupted = stop.report, stop
     if options.plan:
-        _print_plan(steps)
+        _print_plan(steps, options)
         return 0
     print(report)
     print(f"report: {options.folder / 'report.html'}")
@@ -170,14 +170,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_plan(steps: list[Any]) -> None:
+def _print_plan(steps: list[Any], options: Any) -> None:
     known = [step.seconds for step in steps if step.seconds is not None]
     for step in steps:
         state = "stored" if step.stored else "to do" if step.seconds is None else f"~{step.seconds:.0f} s"
         print(f"{state:>8}  {step.name:<24} {step.what}")
     unknown = len(steps) - len(known)
     rest = f", and {unknown} steps of unknown length" if unknown else ""
-    print(f"about {sum(known):.0f} s{rest}; further rungs only if the accuracy budget is broken")
+    print(f"about {sum(known):.0f} s{rest}")
+    if options.max_drop is not None and not options.recipe:
+        print(_FURTHER.format(budget=f"{options.max_drop:g}"))
+
+
+_FURTHER = """If the first engine of a target breaks the budget of {budget}, each of these until one keeps it:
+  further rungs of the ladder, an engine and an evaluation each
+  for static int8, layers in float: sensitivity, a profile of both engines, then mixes by bisection (about
+  log2 of the number of layers, an engine and an evaluation each) and up to 3 exchanges
+If it keeps the budget, one mix is tried where profiles say that some layers are faster in float."""
 
 
 # -------------------------------------------------------------------------- the rest

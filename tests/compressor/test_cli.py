@@ -99,6 +99,8 @@ def test_a_plan_writes_nothing(net: Path, tmp_path: Path) -> None:
     for step in ("calibrate", "quantize", "export-int8-onnx-cpu", "run-fp32-onnx-cpu"):
         assert step in result.stdout
     assert list(tmp_path.iterdir()) == []
+    assert "bisection" not in result.stdout
+    assert "mixes by bisection" in compress(*arguments, "--max-drop", "1").stdout
 
 
 def test_one_engine_goes_where_out_says(net: Path, tmp_path: Path) -> None:
