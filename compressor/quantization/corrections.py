@@ -37,7 +37,11 @@ class Corrections:
         """What turns a weight's rows, their least scales and the pair limit into codes and scales."""
         second = self.second(uses) if self.rounding == "gptq" else None
         if second is not None:
-            return lambda rows, floor, limit: rounding.quantize_rows(rows, second, floor, limit)
+            width = sum(part.shape[1] for part in second)
+            filled = rounding.spaced(second, uses[0].span) if uses[0].span % 2 else second
+            return lambda rows, floor, limit: rounding.quantize_rows(
+                rows, second if rows.shape[1] == width else filled, floor, limit
+            )
         return weight_mse.quantize_rows if self.weights == "mse" else pairs.quantize_rows
 
     def second(self, uses: Sequence[Use]) -> list[Floats] | None:

@@ -55,9 +55,9 @@ class Moments:
     waiting: list[NDArray[np.floating]] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, groups: int, k: int, widest: int) -> Moments:
-        """Nothing seen yet; no span is wider than `widest`, and spans begin at even places."""
-        spans = _spans(k, widest)
+    def empty(cls, groups: int, k: int, widest: int, unit: int = 2) -> Moments:
+        """Nothing seen yet; spans are no wider than `widest` and `unit`, and begin at multiples of it."""
+        spans = _spans(k, widest, unit)
         products = [np.zeros((groups, stop - start, stop - start), np.float32) for start, stop in spans]
         return cls(np.zeros((groups, k)), products)
 
@@ -128,7 +128,7 @@ def gather(
         path.unlink()
     shapes = {use.node: _shape(view, use, nodes[use.node]) for use in uses}
     widest = _widest(list(shapes.values()))
-    found = {key: Moments.empty(groups, k, widest) for key, (groups, k) in shapes.items()}
+    found = {use.node: Moments.empty(*shapes[use.node], widest, _unit(use)) for use in uses}
     readers: dict[str, list[Use]] = {}
     for use in uses:
         readers.setdefault(nodes[use.node].input[0], []).append(use)
@@ -194,6 +194,11 @@ def _widest(shapes: Sequence[tuple[int, int]]) -> int:
     return widest
 
 
-def _spans(k: int, widest: int) -> list[tuple[int, int]]:
-    width = widest // 2 * 2
+def _unit(use: Use) -> int:
+    """How many inputs must not be parted: pairs, or two stretches of odd length, filled up to pairs."""
+    return 2 * use.span if use.span % 2 else 2
+
+
+def _spans(k: int, widest: int, unit: int) -> list[tuple[int, int]]:
+    width = max(widest // unit, 1) * unit
     return [(start, min(start + width, k)) for start in range(0, k, width)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from compressor.quantization.pairs import project, worst_pair
 
-__all__ = ["losses", "quantize_rows", "round_rows"]
+__all__ = ["losses", "quantize_rows", "round_rows", "spaced"]
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -59,6 +59,24 @@ def round_rows(real: Floats, second: Sequence[Floats], limit: int | None) -> NDA
         codes[:, start:stop] = _Span(part).round(real[:, start:stop], limit)
         start = stop
     return codes
+
+
+def spaced(second: Sequence[Floats], span: int) -> list[Floats]:
+    """`second` for rows that hold a zero after every `span` weights, which meets nothing.
+
+    Each part must begin at an even multiple of `span`, so that its pairs stay pairs.
+    """
+    found, start = [], 0
+    for part in second:
+        groups, width = part.shape[:2]
+        places = np.arange(width) + np.arange(width) // span
+        wide = width + width // span
+        filled = np.zeros((groups, wide, wide))
+        filled[:, places[:, None], places] = part
+        assert start % (2 * span) == 0
+        found.append(filled)
+        start += width
+    return found
 
 
 def losses(errors: NDArray[np.floating], second: Sequence[NDArray[np.floating]]) -> Floats:

@@ -59,7 +59,7 @@ def quantize_weight(
         rows = [_spaced(_rows(weight, use.order, len(use.channels)), use.span) for use in paired]
         worst = max(worst_pair(part).max() for part in rows)
         floor, limit = np.maximum(floor, worst / (limit - 1)), None
-    quantize = quantize if agreed and not span % 2 else quantize_rows
+    quantize = quantize if agreed else quantize_rows
     codes, scale = quantize(_spaced(_rows(weight, order, len(channels)), span), floor, limit)
     codes = codes.reshape(len(codes), -1, span + 1)[:, :, :span] if span % 2 else codes
     shape = [weight.shape[axis] for axis in order]

@@ -85,6 +85,12 @@ def test_wide_layers_have_spans_that_part_no_pair() -> None:
     np.testing.assert_allclose(found.second()[1][0], rows[0, :, 4:8].T @ rows[0, :, 4:8] / 50, rtol=1e-5)
 
 
+def test_spans_part_no_two_stretches_of_odd_length() -> None:
+    widths = [part.shape[1] for part in Moments.empty(1, 27, 13, 6).products]
+    assert widths == [12, 12, 3]
+    assert [part.shape[1] for part in Moments.empty(1, 27, 4, 6).products] == [6, 6, 6, 6, 3]
+
+
 def net(build: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     nodes = [("Conv", "x w b", "c"), ("Relu", "c", "r"), ("GlobalAveragePool", "r", "p"),
              ("Flatten", "p", "f"), ("Gemm", "f v", "y")]  # fmt: skip

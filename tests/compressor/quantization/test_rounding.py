@@ -153,3 +153,31 @@ def test_wide_layers_are_rounded_as_the_algorithm_says() -> None:
         rest[:, column + 1 :] -= error[:, None] * factor[column, column + 1 :]
     found = rounding.round_rows(real, [second], None)[:, order]
     assert (found == codes).mean() > 0.99
+
+
+@pytest.mark.parametrize(("span", "places"), [(3, 9), (5, 4), (1, 6)])
+def test_rows_with_gaps_are_rounded_as_well(span: int, places: int) -> None:
+    """Kernels that begin a new pair at every place of the window: an odd last channel has no neighbour."""
+    rows, second = problem(7, span * places)
+    filled = rounding.spaced([second], span)
+    gaps = np.insert(rows, np.arange(span, rows.shape[1] + 1, span), 0.0, axis=1)
+    assert filled[0].shape == (1, gaps.shape[1], gaps.shape[1])
+    codes, scales = rounding.quantize_rows(gaps, filled, FLOOR, 128)
+    stretches = codes.reshape(len(rows), places, span + 1)
+    assert not stretches[:, :, span].any()
+    assert pair_sums(codes).max() <= 128
+    kept = stretches[:, :, :span].reshape(len(rows), -1) * scales[:, None].astype(np.float64)
+    nearest, coarse = pairs.quantize_rows(gaps, FLOOR, 128)
+    plain = nearest.reshape(len(rows), places, span + 1)[:, :, :span].reshape(len(rows), -1) * coarse[:, None]
+    ours, theirs = (rounding.losses(rows - found, [second]).sum() for found in (kept, plain))
+    assert ours < 0.9 * theirs
+
+
+def test_gaps_keep_what_is_known_of_groups_and_parts() -> None:
+    second = np.arange(2 * 6 * 6.0).reshape(2, 6, 6)
+    first, other = rounding.spaced([second, second], 3)
+    assert np.array_equal(first, other)
+    keep = [0, 1, 2, 4, 5, 6]
+    assert np.array_equal(first[:, keep][:, :, keep], second)
+    assert not first[:, [3, 7]].any()
+    assert not first[:, :, [3, 7]].any()

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.quantization.corrections import Corrections
 from compressor.quantization.layers import Use
+from compressor.quantization.moments import Moments
 from compressor.quantization.scheme import SCHEMES, for_machine, named
 from compressor.quantization.weights import activation_parameters, quantize_bias, quantize_weight
 
@@ -123,3 +125,21 @@ def test_scheme_follows_the_instruction_set():
     assert for_machine("onnx", "cpu", {"avx2", "avx512_vnni"}) == "ort-x86-vnni"
     assert for_machine("onnx", "cpu", {"avx2", "avx_vnni"}) == "ort-x86-vnni"
     assert for_machine("onnx", "cpu", {"asimd", "fp"}) == "ort-arm"
+
+
+def test_gptq_rounds_layers_whose_kernel_begins_pairs_anew():
+    """OpenVINO on x86 without VNNI: three channels in, a new pair at each of nine places."""
+    scheme, generator = named("openvino-x86-avx2"), np.random.default_rng(2)
+    use = Use("node", 1, "w", (0,), (0, 2, 3, 1), paired=True, span=3)
+    value, seen = weight(8, 3, 3, 3), Moments.empty(1, 27, 4608, 6)
+    seen.add((generator.normal(0, 1, (1, 600, 27)) @ generator.normal(0, 1, (27, 27))).astype(np.float32))
+    seen.flush()
+    losses = []
+    for rounding in ("nearest", "gptq"):
+        chosen = Corrections(rounding=rounding, moments={"node": seen})
+        made = quantize_weight(value, [use], [], scheme, chosen.quantizer([use]))
+        rows = made.codes.transpose(0, 2, 3, 1).astype(int)
+        assert np.abs(rows[..., 0] + rows[..., 1]).max() <= scheme.pair_limit
+        error = (value - restored(made)).transpose(0, 2, 3, 1).reshape(8, 27)
+        losses.append(((error @ seen.second()[0][0]) * error).sum())
+    assert losses[1] < 0.8 * losses[0]
