@@ -184,7 +184,7 @@ class _Solver:
 
     def _flow(self) -> None:
         """`wanted`: an integer kernel reads it. `integral`: it comes from a kernel that gives integers."""
-        self.wanted: set[str] = set()
+        self.wanted: set[str] = set(self.view.outputs) if self.scheme.outputs == "codes" else set()
         for node in reversed(self.nodes):
             key = View.key(node)
             if key in self.integer:
@@ -219,14 +219,12 @@ class _Solver:
 
     def _pays(self, key: str) -> bool:
         """An integer source on one side, an integer reader on the other, as far as the scheme asks for it."""
-        if self.scheme.where == "anywhere":
-            return True
         node = self.view.producers[key]
-        if not any(name in self.integral for name in self._data(node)):
-            return False
+        sources = [name in self.integral for name in self._data(node)]
         if self.scheme.where == "behind":
-            return self._behind(node) not in self.view.outputs
-        return key in self.wanted
+            hidden = self.scheme.outputs != "float" or self._behind(node) not in self.view.outputs
+            return all(sources) and hidden
+        return key in self.wanted and (any(sources) if self.scheme.where == "between" else all(sources))
 
     def _place_pairs(self, placement: Placement) -> None:
         for item in self.view.graph.input:

@@ -6,7 +6,7 @@ reads it and knows no runtime by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from compressor.errors import UnsupportedError
 __all__ = ["SCHEMES", "Scheme", "for_machine", "named"]
 
 
-Where = Literal["between", "behind", "anywhere"]
+Where = Literal["between", "inside", "behind"]
 Interval = tuple[float, float]
 
 _MOVERS = frozenset(
@@ -41,10 +41,12 @@ class Scheme:
 
     `compute` are the operators with weights that have an integer kernel, of which those of `thin` size stay
     float: (least channels, or such a multiple of channels). `elementwise` are the other operators with an
-    integer kernel, taken `where` they lie between integer kernels, behind one, or anywhere; kernels in
-    `writes_float` may also give floats. `pass_through` are dropped between two pairs of one scale,
-    `on_integers` are written on the quantized tensor itself because the runtime does not move pairs over
-    them; `absorbed` vanish into the range of a following pair.
+    integer kernel, taken `where` codes come from one side and go to the other ("between"), come from all
+    sides and go to the other ("inside", which keeps normalization and masks in float), or come from all sides
+    ("behind"). Kernels in `writes_float` may also give floats. Model `outputs` may be codes, count as readers
+    of codes, or are float. `pass_through` are dropped between two pairs of one scale, `on_integers` are
+    written on the quantized tensor itself because the runtime does not move pairs over them; `absorbed`
+    vanish into the range of a following pair.
     `sums`: a sum behind a layer is fused into it if the other summand has a pair, and the layer none.
     `equal` are operators whose quantized inputs and outputs have one scale; `fixed` those whose output has
     a given scale and zero point; `ratios` bound (input scale / output scale) of sums, and that of the
@@ -71,6 +73,7 @@ class Scheme:
     )
     where: Where = "between"
     writes_float: frozenset[str] = frozenset({"Gemm", "MatMul"})
+    outputs: Literal["any", "codes", "float"] = "any"
     pass_through: frozenset[str] = _MOVERS
     on_integers: frozenset[str] = frozenset({"Pad", "DepthToSpace"})
     absorbed: frozenset[str] = frozenset({"Relu", "Clip"})
@@ -108,6 +111,7 @@ _TENSORRT = Scheme(
     elementwise=frozenset({"AveragePool", "GlobalAveragePool"}),
     where="behind",
     writes_float=frozenset({"Conv", "Gemm", "MatMul", "Add"}),
+    outputs="float",
     pass_through=frozenset(),
     on_integers=frozenset(),
     sums=True,
@@ -129,8 +133,9 @@ _LITERT = Scheme(
         {"Add", "Sub", "Mul", "Concat", "GlobalAveragePool", "Sigmoid", "Tanh", "Softmax", "LogSoftmax",
          "LeakyRelu", "HardSwish"}
     ),
-    where="anywhere",
+    where="inside",
     writes_float=frozenset(),
+    outputs="codes",
     pass_through=_MOVERS | {"AveragePool", "Pad", "DepthToSpace"},
     on_integers=frozenset(),
     equal=frozenset({"Concat"}),
@@ -167,24 +172,6 @@ SCHEMES: dict[str, Scheme] = {
 }  # fmt: skip
 
 
-def _by_processor(runtime: str) -> Callable[[set[str]], str]:
-    def choose(flags: set[str]) -> str:
-        if flags & {"asimd", "neon"}:
-            return f"{runtime}-arm"
-        return f"{runtime}-x86-vnni" if flags & {"avx512_vnni", "avx_vnni"} else f"{runtime}-x86-avx2"
-
-    return choose
-
-
-_FAMILIES: dict[tuple[str, str], Callable[[set[str]], str]] = {
-    ("onnx", "cpu"): _by_processor("ort"),
-    ("onnx", "cuda"): lambda flags: "ort-cuda",
-    ("openvino", "cpu"): _by_processor("openvino"),
-    ("tensorrt", "cuda"): lambda flags: "tensorrt",
-    ("tflite", "cpu"): lambda flags: "litert",
-}
-
-
 def named(name: str) -> Scheme:
     """The scheme of that name; raises `UnsupportedError` with the names that exist."""
     if name not in SCHEMES:
@@ -197,11 +184,12 @@ def for_machine(runtime: str, device: str, cpu_flags: set[str]) -> str:
 
     On x86 the pair-safe scheme is the answer unless the processor has VNNI, whose kernels add in int32.
     """
-    try:
-        choose = _FAMILIES[runtime, device]
-    except KeyError:
-        known = ", ".join(":".join(key) for key in _FAMILIES)
+    here = [scheme.name for scheme in SCHEMES.values() if scheme.place == (runtime, device)]
+    if not here:
+        known = ", ".join(dict.fromkeys(":".join(scheme.place) for scheme in SCHEMES.values()))
         raise UnsupportedError(
             f"static int8 for {runtime}:{device} is not supported by the Q/DQ quantizer; it knows {known}"
-        ) from None
-    return choose(cpu_flags)
+        )
+    kind = "x86-vnni" if cpu_flags & {"avx512_vnni", "avx_vnni"} else "x86-avx2"
+    kind = "arm" if cpu_flags & {"asimd", "neon"} else kind
+    return here[0] if len(here) == 1 else next(name for name in here if name.endswith(kind))

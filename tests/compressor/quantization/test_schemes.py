@@ -258,3 +258,13 @@ def test_machines_and_schemes():
         for_machine("abacus", "cpu", set())
     for scheme in SCHEMES.values():
         assert scheme.narrow is None or SCHEMES[scheme.narrow].pair_limit
+
+
+def test_litert_leaves_normalization_and_masks_in_float(made):
+    """What has a float source or only float readers stays float: a mean that is taken off, a last root."""
+    nodes = [*FIRST, ("GlobalAveragePool", "r1", "p"), ("Sqrt", "p", "q"), ("Sub", "r1 q", "d")]
+    nodes += [("Conv", "d w3 b3", "c3"), ("Add", "c3 mask", "h"), ("Softmax", "h", "s"), ("Sqrt", "s", "y")]
+    graph = made(nodes, "litert", constants={"mask": array(1, 1, 1, 8)})
+    assert reads(graph, "q") == ["p"]
+    assert reads(graph, "d") == ["R1", "q"]
+    assert paired(graph) == {"x", "r1", "d", "c3"}
