@@ -382,7 +382,7 @@ class _Run:
             "compressor.stages.quantize:diagnose",
             {},
             unkeyed={
-                "model": self.model.json(),
+                "model": (engine.stem or self.model).json(),
                 "quantized": engine.model.json(),
                 "data": self.data.calibration,
             },

@@ -138,6 +138,13 @@ class View:
         self.initializers[name] = item
         return name
 
+    def replace(self, name: str, value: NDArray[Any]) -> None:
+        """Let initializer `name` be `value`."""
+        from onnx import numpy_helper
+
+        self.initializers[name].CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
+        self._arrays.pop(name, None)
+
     def commit(self) -> None:
         """Write the removals to the model."""
         kept = [node for node in self.graph.node if node.op_type]
