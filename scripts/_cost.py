@@ -16,21 +16,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cost", "cost", "float_pass", "peak", "read"]
+__all__ = ["READING", "RUNNING", "Cost", "cost", "float_pass", "peak", "read"]
 
 ROOT = Path(__file__).resolve().parents[1]
+READING = ("numpy", "PIL.Image")
+RUNNING = (*READING, "onnxruntime")
 Cost = dict[str, Any]
 
 
-def cost(task: str, folder: Path, **arguments: Any) -> Cost:
-    """Run "module:function" with `arguments` and `folder`, which is made.
+def cost(task: str, folder: Path, imports: tuple[str, ...] = RUNNING, **arguments: Any) -> Cost:
+    """Run "module:function" with `arguments` and `folder`, which is made, once the `imports` are there.
 
     Gives `value`, `cpu_seconds` (of the work), `process_seconds` (imports and all) and `peak_bytes`.
     """
     folder.mkdir(parents=True)
     job, result = folder.with_suffix(".job.json"), folder.with_suffix(".result.json")
     given = {**arguments, "folder": str(folder)}
-    job.write_text(json.dumps({"task": task, "arguments": given, "result": str(result)}))
+    request = {"task": task, "imports": imports, "arguments": given, "result": str(result)}
+    job.write_text(json.dumps(request))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
     subprocess.run([sys.executable, "-P", __file__, str(job)], check=True, env=environment)
     return dict(json.loads(result.read_text()))
@@ -79,7 +82,7 @@ def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
     name, _, attribute = job["task"].partition(":")
     function = getattr(importlib.import_module(name), attribute)
-    for module in ("numpy", "onnxruntime", "PIL.Image", *(["onnx"] if name.startswith("compressor") else [])):
+    for module in job["imports"]:
         importlib.import_module(module)
     started = time.process_time()
     value = function(**job["arguments"])

@@ -81,7 +81,10 @@ def inventory(python: str) -> dict[str, str]:
     """The peers' packages that an interpreter has, with distribution and version, by the name of import."""
     packages = sorted({package for peer in PEERS for package in peer.needs})
     command = [python, "-c", _INVENTORY, *packages]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    try:
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"--peer-python {python} is no Python that runs: {error}")
     return dict(json.loads(found.stdout))
 
 

@@ -120,7 +120,7 @@ def minilm(place: Workplace) -> Subject:
         classes=False,
         transformer=True,
         max_drop=0.3,
-        minutes=8,
+        minutes=10,
     )
 
 
