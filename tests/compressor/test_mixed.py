@@ -140,16 +140,34 @@ def test_a_budget_of_time_cuts_the_search_and_is_said(planted: Path, tmp_path: P
     assert (tmp_path / "out/engines/int8-onnx-cpu/model.onnx").is_file()
 
 
+def test_layers_are_left_in_float_for_openvino_as_well(planted: Path, tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    out = tmp_path / "out"
+    report = pipeline.run(options(planted, out, target=("int8:openvino:cpu",)))
+    recipe = json.loads((out / "engines/int8-openvino-cpu/recipe.json").read_text())
+    engine = report.engines[1]
+    assert engine["drop"]["verdict"] == "kept"
+    assert "conv0" in recipe["steps"][-1]["exclude"]
+    assert {"conv1", "conv2", "conv3"} - set(recipe["steps"][-1]["exclude"])
+    assert engine["precision"]["share_int8"] > 0.6
+
+
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    ("number", "calib"),
+    [
+        (signal.SIGINT, 500),
+        (signal.SIGINT, 100),  # so many are left that candidates are rejected on a subset
+        (signal.SIGKILL, 500),
+        pytest.param(signal.SIGTERM, 500, marks=pytest.mark.slow),
+    ],
 )
 def test_interrupted_it_gives_the_best_so_far_and_goes_on(
-    planted: Path, tmp_path: Path, number: signal.Signals
+    planted: Path, tmp_path: Path, number: signal.Signals, calib: int
 ) -> None:
     out = tmp_path / "out"
     command = [
         sys.executable, "-m", "compressor.cli", planted / "net.onnx", "--data", planted / "data.npz",
-        "--calib", "500", "--max-drop", "4", "--bench", "0", "--target", "int8:onnx:cpu", "--out", out,
+        "--calib", calib, "--max-drop", "4", "--bench", "0", "--target", "int8:onnx:cpu", "--out", out,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.PIPE, text=True)
@@ -168,12 +186,20 @@ def test_interrupted_it_gives_the_best_so_far_and_goes_on(
         report = json.loads((out / "report.json").read_text())
         assert any("interrupted" in note for note in report["notes"])
         assert (out / "engines/int8-onnx-cpu/model.onnx").is_file()
+        assert report["engines"][1]["drop"]["verdict"] == "broken"
+        assert not next(rung for rung in report["rungs"] if rung["kept"])["partial"]
+    before = ledger(out)
     again = subprocess.run(
         list(map(str, command)), env=environment, capture_output=True, text=True, check=False
     )
     assert again.returncode == 0, again.stderr
     assert "conv0" in left_in_float(out)
-    assert not any(row["partial"] for row in ledger(out))  # too few samples for a subset
+    after = ledger(out)
+    assert any(row["partial"] for row in after) == (calib == 100)
+    assert [row["drop"] for row in before[:2]] == [row["drop"] for row in after[:2]]
+    steps = json.loads((out / "report.json").read_text())["steps"]
+    made = [step for step in steps if step["name"] in ("calibrate", "export-int8-onnx-cpu")]
+    assert all(step["reused"] for step in made[:2])
 
 
 def ledger_lines(out: Path) -> list[str]:
