@@ -180,11 +180,19 @@ class Trials:
             "scheme": step.parameters["scheme"],
             "exclude": step.parameters.get("exclude"),
             "sensitivity": sensitivity,
-            "floats": self._profiled(self.baseline),
-            "integers": self._profiled(rung.engine),
+            **self._profiles(rung.engine),
         }
 
-    def _profiled(self, engine: Any) -> list[dict[str, Any]]:
+    def _profiles(self, engine: Any) -> dict[str, Any]:
+        """Kernels of the float engine and of `engine`, on one scale of time."""
+        floats, integers = self._profiled(self.baseline), self._profiled(engine, self.baseline)
+        scale = integers["beside_ms"] / floats["ms"]
+        return {
+            "floats": [{**kernel, "ms": kernel["ms"] * scale} for kernel in floats["kernels"]],
+            "integers": integers["kernels"],
+        }
+
+    def _profiled(self, engine: Any, beside: Any = None) -> dict[str, Any]:
         done = self.steps.run(
             "profile",
             "serving.profile:profile",
@@ -193,12 +201,16 @@ class Trials:
                 "device": self.target.device,
                 "threads": self.options.threads,
             },
-            unkeyed={"engine": engine.path, "data": self.data.evaluation},
-            after=[engine.exported.key, *self._key()],
+            unkeyed={
+                "engine": engine.path,
+                "data": self.data.evaluation,
+                **({"beside": beside.path} if beside else {}),
+            },
+            after=[engine.exported.key, *([beside.exported.key] if beside else []), *self._key()],
             measured=True,
             what="the time of each layer",
         )
-        return list(done.value["kernels"])
+        return dict(done.value)
 
     def race(self, rungs: Sequence[Rung]) -> list[float]:
         """Measured speeds against the float engine, from a quarter of the time of the final measurement."""

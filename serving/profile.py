@@ -18,13 +18,20 @@ _SECONDS = 1.0
 
 
 def profile(
-    engine: str, runtime: str, device: str, threads: int, data: dict[str, Any], folder: str
+    engine: str,
+    runtime: str,
+    device: str,
+    threads: int,
+    data: dict[str, Any],
+    folder: str,
+    beside: str | None = None,
 ) -> dict[str, Any]:
     """The time of each kernel for one sample (or the engine's fixed batch), from a few profiled runs.
 
     Returns {"kernels": [{"name", "op", "type", "ms"}] in order of execution, "ms": a call without the
-    profiler}. What the profiler itself costs, the same for each kernel, is taken off. Names are the
-    runtime's own. Raises `DataError` if there is no sample.
+    profiler, "beside_ms": one of the engine `beside`, timed by turns with it so that the two compare even
+    where the machine's speed drifts}. What the profiler itself costs, the same for each kernel, is taken
+    off. Names are the runtime's own. Raises `DataError` if there is no sample.
     """
     from compressor.data import stream
 
@@ -33,15 +40,17 @@ def profile(
         raise DataError(f"{data['source']}: there are no samples to run the engine on")
     module = plugins.module("runtimes", runtime)
     found = module.precision(Path(engine), batch.inputs, device=device, threads=threads)
-    session = module.open_session(Path(engine), device=device, threads=threads)
-    call = _seconds(session.bind(batch.inputs)) * 1000
+    sessions = [
+        module.open_session(Path(path), device=device, threads=threads) for path in (engine, beside) if path
+    ]
+    call, *others = (1000 * value for value in _seconds([one.bind(batch.inputs) for one in sessions]))
     times = [row["microseconds"] / 1000 for row in found["operators"]]
     overhead = _overhead(times, call)
     kernels = [
         {**{key: row[key] for key in ("name", "op", "type")}, "ms": max(0.0, taken - overhead)}
         for row, taken in zip(found["operators"], times, strict=True)
     ]
-    return {"kernels": kernels, "ms": call}
+    return {"kernels": kernels, "ms": call, "beside_ms": others[0] if others else None}
 
 
 def _overhead(times: Sequence[float], whole: float) -> float:
@@ -54,13 +63,15 @@ def _overhead(times: Sequence[float], whole: float) -> float:
     return low
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    """The lower quartile of some calls, which other processes disturb least."""
-    call()
-    began = time.perf_counter()
-    times: list[float] = []
-    while len(times) < _FEWEST or (time.perf_counter() - began < _SECONDS and len(times) < _CALLS):
-        start = time.perf_counter()
+def _seconds(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """For calls made by turns, the lower quartile of each, which other processes disturb least."""
+    for call in calls:
         call()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 4]
+    began = time.perf_counter()
+    times: list[list[float]] = [[] for _ in calls]
+    while len(times[0]) < _FEWEST or (time.perf_counter() - began < _SECONDS and len(times[0]) < _CALLS):
+        for call, taken in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    return [sorted(taken)[len(taken) // 4] for taken in times]
