@@ -249,9 +249,10 @@ class _Run:
         """Tell the report that the search did not come to its end."""
         if outcome.cut:
             reason = "--budget is used up" if outcome.cut == "budget" else "it was interrupted"
+            count = len(outcome.tried)
             self.steps.note(
-                f"{target}: the search was cut after {len(outcome.tried)} candidates ({reason}); the best so "
-                "far is delivered, and the same command goes on from here"
+                f"{target}: the search was cut after {count} candidate{'s' * (count != 1)} ({reason}); the "
+                "best so far is delivered, and the same command goes on from here"
             )
         self.interrupted = self.interrupted or outcome.cut == "interrupt"
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from serving.runtimes._precision import Kernel, summary
@@ -160,7 +159,7 @@ def weights_by_type(path: Path) -> dict[str, float]:
 def read_operators(
     model: onnx.ModelProto, events: list[dict[str, Any]], shapes: dict[str, Shape]
 ) -> list[Operator]:
-    """What the profile's last run executed, in order, joined with the graph; times are medians over runs."""
+    """What the profile's last run executed, in order, joined with the graph."""
     nodes = _NodeIndex(model.graph)
     known = {**shapes, **nodes.initializers}
     operators = []
@@ -175,15 +174,20 @@ def read_operators(
 
 
 def _last_run(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The node events of the last run, each with the median of its times over the runs that went alike.
+    """The node events of the last run, each with the lower quartile of its times over runs that went alike.
 
-    The first run, which allocates memory, is left out unless it is the only one.
+    Other processes only ever add to a time. The first run, which allocates memory, is left out unless it is
+    the only one.
     """
     runs = _runs(events)
     runs = runs[1:] or runs
     names = [event["name"] for event in runs[-1]]
     alike = [run for run in runs if [event["name"] for event in run] == names]
-    return [{**same[-1], "dur": median(event["dur"] for event in same)} for same in zip(*alike, strict=True)]
+    quarter = len(alike) // 4
+    return [
+        {**same[-1], "dur": sorted(event["dur"] for event in same)[quarter]}
+        for same in zip(*alike, strict=True)
+    ]
 
 
 def _runs(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -42,7 +42,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DTYPES = {"float": "float32", "double": "float64"}
 _ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ")
 _FATAL_ONLY = 4
-_PROFILED_RUNS = 6
+_PROFILED_RUNS = 9
 _PROFILED_SECONDS = 10.0
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.profile import _overhead, profile
+from serving.profile import _fitted, _overhead, profile
 
 
 def test_kernels_add_up_to_a_call(net: Path, tmp_path: Path) -> None:
@@ -29,3 +29,13 @@ def test_what_the_profiler_costs_is_the_same_for_all_and_leaves_no_time_below_no
     assert _overhead([5.0, 5.0, 1.0], 6.0) == pytest.approx(2.0)
     assert _overhead([5.0, 1.0], 9.0) == pytest.approx(0.0)
     assert _overhead([], 9.0) == 0.0
+
+
+def test_a_kernel_that_was_held_up_does_not_take_the_time_of_the_short_ones() -> None:
+    times = _fitted([5.0, 0.11, 0.21, 0.31], 3.0)  # the first one takes 0.6 on a quiet machine
+    assert sum(times) == pytest.approx(3.0)
+    assert times[2] == pytest.approx(2 * times[1])
+    assert times[1] > 0.05
+    assert _fitted([0.02, 0.03], 0.04) == pytest.approx([0.015, 0.025])
+    assert _fitted([0.02, 0.03], 0.09) == pytest.approx([0.02, 0.03])
+    assert _fitted([0.0, 0.0], 0.0) == [0.0, 0.0]
