@@ -129,9 +129,7 @@ def test_the_limit_costs_what_rounding_without_it_would_save(case):
 
 def test_the_cost_is_weighted_by_what_the_layer_reads(build, prepared, quantize):
     """One channel with two inputs: an error of the weight that always meets 0 costs nothing."""
-    weight = np.array(
-        [[1.0, 0.6]], np.float32
-    )
+    weight = np.array([[1.0, 0.6]], np.float32)
     model = build([("Gemm", "x w", "y", {"transB": 1})], {"x": ["N", 2]}, {"y": None}, {"w": weight})
     made = quantize(model, {"x": np.abs(array(4, 2, scale=1.0))}, AVX2.name)
     seen = Moments.empty(1, 2, 8)
