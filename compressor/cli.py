@@ -248,7 +248,7 @@ def _bench(arguments: list[str]) -> int:
     add("--requests", type=int, metavar="N", help="exactly so many calls of one engine")
     add("--seconds", type=float, metavar="S", help="time for each engine, in turns (default 10)")
     add("--threads", type=int, default=1, metavar="N", help="threads of the engine (default 1)")
-    add("--batch", type=int, default=1, metavar="N", help="samples in a call (default 1)")
+    add("--batch", type=int, metavar="N", help="samples in a call (default: what the engine wants, or 1)")
     add("--seed", type=int, default=0, metavar="N", help="of made-up inputs and the order (default 0)")
     add("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args(arguments)
@@ -256,6 +256,10 @@ def _bench(arguments: list[str]) -> int:
         raise UsageError("latency needs inputs: pass --data SRC with real samples, or else --made-up")
     if options.requests is not None and options.seconds is not None:
         raise UsageError("--requests and --seconds exclude each other")
+    json_file = Path(options.json) if options.json else None
+    if json_file and (json_file.is_dir() or not json_file.parent.is_dir()):
+        what = "is a folder" if json_file.is_dir() else f"there is no folder {json_file.parent}"
+        raise UsageError(f"--json {json_file}: {what}; name a file")
     from compressor import worker
     from compressor.data import parse_preprocess
     from compressor.report.timings import render_timings
@@ -272,8 +276,8 @@ def _bench(arguments: list[str]) -> int:
             "folder": folder,
         }
         answer = worker.call("serving.bench:standalone", task, threads=options.threads).value
-    if options.json:
-        write_json(Path(options.json), answer)
+    if json_file:
+        write_json(json_file, answer)
     print(render_timings(answer))
     return 0
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "compare_task", "precision", "run_engine", "simulation_gap"]
 
-VERSION: int = 1
+VERSION: int = 2
 
 
 def run_engine(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,25 @@ def shared() -> Path:
     if not (folder / "assets").is_dir():
         pytest.skip(f"no real models in {folder} (set MODELPRESS_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def without_vnni(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process whose kernels are those of AVX2, which add in saturating int16."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        pytest.skip("the saturating kernels are those of x86; hiding VNNI needs Linux")
+    flags = set(Path("/proc/cpuinfo").read_text().split("flags", 2)[1].split("\n")[0].split())
+    environment = dict(os.environ)
+    if flags & {"avx512_vnni", "avx_vnni"}:
+        library = tmp_path_factory.mktemp("avx2") / "avx2.so"
+        source = Path(__file__).parent / "avx2.c"
+        if not shutil.which("gcc"):
+            pytest.skip("this processor has VNNI, and there is no gcc to build what hides it")
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        environment["LD_PRELOAD"] = str(library)
+        if subprocess.run(["true"], env=environment, check=False).returncode:
+            pytest.skip("this processor has VNNI and no CPUID faulting to hide it")
+    return environment
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ import numpy as np
 
 from compressor import events
 from compressor.errors import DataError
+from compressor.metrics import Agreement
 from compressor.quantization.activations import Activations, Array, Batches, Sample, usable
 from compressor.quantization.causes import LayerCauses, layer_causes
-from compressor.quantization.diagnose import sqnr
 from compressor.quantization.lint.graph import QuantizedGraph
 from compressor.quantization.patches import places_of, rows_of
 from compressor.quantization.scheme import SCHEMES, Scheme
@@ -138,8 +138,8 @@ def simulate(
     """The network with saturating pairs over the first `limit` usable samples.
 
     Returns `samples`; `sqnr_db` of all float outputs against the float graph as quantized, and
-    `saturated_sqnr_db` with the losses; `top1` and `saturated_top1`, the share of samples whose highest
-    element of the first output is that of the float graph (None where it is no row of scores); `outputs`,
+    `saturated_sqnr_db` with the losses; `top1` and `saturated_top1`, the share of samples whose class is
+    that of the float graph (None without class scores; both as `metrics.Agreement` has them); `outputs`,
     the share of the values of layers with overflowing pairs that are wrong. Raises `DataError` without a
     usable sample.
     """
@@ -148,21 +148,22 @@ def simulate(
     outputs = [item.name for item in reference.graph.output]
     network = _Network.of(quantized, losing, folder)
     floats, plain = (_session(model, outputs, folder) for model in (reference, quantized))
-    noise, plain_noise, count = _Agreement(), _Agreement(), 0
+    saturated, rounded, count = Agreement(), Agreement(), 0
     for unit in floats.units(usable(batches, limit)):
         wanted = dict(floats.run(unit))
-        plain_noise.add(outputs, wanted, dict(plain.run(unit)))
-        noise.add(outputs, wanted, network.run(unit, outputs))
+        rounded.update(wanted, dict(plain.run(unit)))
+        saturated.update(wanted, network.run(unit, outputs))
         count += 1
         events.progress("without VNNI", count, limit)
     if not count:
         raise DataError("portability: no sample is free of NaN and Inf; mend the data")
+    without, exact = saturated.result(), rounded.result()
     return {
         "samples": count,
-        "sqnr_db": plain_noise.sqnr_db,
-        "saturated_sqnr_db": noise.sqnr_db,
-        "top1": plain_noise.top1,
-        "saturated_top1": noise.top1,
+        "sqnr_db": exact["sqnr_db"],
+        "saturated_sqnr_db": without["sqnr_db"],
+        "top1": exact["top1"],
+        "saturated_top1": without["top1"],
         "outputs": network.wrong / max(network.seen, 1),
     }
 
@@ -174,34 +175,6 @@ def _session(model: ModelProto, outputs: list[str], folder: Path) -> Activations
     finally:
         for path in paths:
             path.unlink()
-
-
-@dataclass
-class _Agreement:
-    """Sums of squares of signal and noise, and how often the highest scores are at the same place."""
-
-    signal: float = 0.0
-    noise: float = 0.0
-    same: int = 0
-    rows: int = 0
-
-    def add(self, names: list[str], wanted: Mapping[str, Array], got: Mapping[str, Array]) -> None:
-        for name in names:
-            one, other = (part[name].astype(np.float64) for part in (wanted, got))
-            self.signal += float(np.square(one).sum())
-            self.noise += float(np.square(one - other).sum())
-        first, second = wanted[names[0]], got[names[0]]
-        if first.ndim == 2 and first.shape[1] > 1:
-            self.same += int((first.argmax(axis=1) == second.argmax(axis=1)).sum())
-            self.rows += len(first)
-
-    @property
-    def sqnr_db(self) -> float:
-        return sqnr(self.signal, self.noise)
-
-    @property
-    def top1(self) -> float | None:
-        return self.same / self.rows if self.rows else None
 
 
 @dataclass

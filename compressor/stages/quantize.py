@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor import events, onnx_files
+from compressor import events
 from compressor.errors import UsageError
 from compressor.model import Model
-from compressor.store import file_digest
+from compressor.stages._outcome import check_names, unchanged, written
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from compressor.quantization.corrections import Corrections
     from compressor.quantization.placement import Placement
-    from compressor.quantization.view import View
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "moments", "needs", "run"]
 
@@ -112,11 +111,12 @@ def run(
     facts |= {"rounding": rounding, "bias_correction": bias_correction}
     prepared = graph.prepare(source.path)
     if graph.already_quantized(prepared):
-        return _unchanged(source, folder, facts, "already quantized: the model holds quantization operators")
+        reason = "already quantized: the model holds quantization operators"
+        return unchanged(source, folder, {"tensors": 0, **facts}, reason)
     if bias_correction:
         add_biases(prepared)
     view = View(prepared)
-    _check_names(view, exclude or [])
+    check_names(view, exclude or [])
     whole = placement.place(view, chosen)
     observed = calibrate.ranges(Path(ranges), observer)
     if smoothed := source.facts.get("smoothed"):  # what clips one channel there clips them all
@@ -129,15 +129,14 @@ def run(
     placed = placement.place(view, chosen, frozenset(exclude or []), unusable)
     facts |= _facts(placed)
     if not placed.integer and not placed.stored:
-        return _unchanged(source, folder, facts, f"nothing to quantize: {_why(placed)}")
+        return unchanged(source, folder, facts, f"nothing to quantize: {_why(placed)}")
     if not placed.integer:
         events.warn(f"no operator runs in int8, weights are only stored as int8: {_why(placed)}")
     known = {name: _cover(name, found, observed) for name, found in members.items()}
     made = qdq.write(view, placed, known, chosen, corrections)
     if bias_correction == "full":
         _correct_fully(source, made, data, folder)
-    written = onnx_files.write(made, Path(folder, "model.onnx"))
-    return _result(source, folder, {**onnx_files.facts(written), **facts})
+    return written(source, folder, made, facts)
 
 
 def _corrections(weights: str, rounding: str, bias: str | None, moments: str | None) -> Corrections:
@@ -191,15 +190,6 @@ def _unusable(
     return {**reasons, **{name: f"tensor '{name}': {reason}" for name, reason in left_out.items()}}
 
 
-def _check_names(view: View, exclude: list[str]) -> None:
-    known = {node.name for node in view.graph.node}
-    missing = [name for name in exclude if name not in known]
-    if missing:
-        raise UsageError(
-            f"the model has no node '{missing[0]}' to leave in float; see the report for its nodes"
-        )
-
-
 def _facts(placed: Placement) -> dict[str, Any]:
     return {
         "quantized": len(placed.integer),
@@ -212,16 +202,3 @@ def _facts(placed: Placement) -> dict[str, Any]:
 def _why(placed: Placement) -> str:
     reasons = sorted({f"{operator.op} ({operator.reason})" for operator in placed.float})
     return "; ".join(reasons[:3]) or "the model has no operator with weights"
-
-
-def _unchanged(source: Model, folder: str, facts: dict[str, Any], reason: str) -> dict[str, Any]:
-    """The source model as it is, in its own file."""
-    events.warn(reason)
-    written = onnx_files.write(onnx_files.read(source.path), Path(folder, "model.onnx"))
-    empty = {"quantized": 0, "stored": 0, "tensors": 0, "float": []}
-    return _result(source, folder, {**onnx_files.facts(written), **empty, **facts, "reason": reason})
-
-
-def _result(source: Model, folder: str, facts: dict[str, Any]) -> dict[str, Any]:
-    path = Path(folder, "model.onnx")
-    return replace(source, path=path, sha256=file_digest(path), facts=facts).json(Path(folder))

@@ -23,6 +23,7 @@ __all__ = ["standalone"]
 
 _MS = 1e-6
 _LONGEST_WARM_UP = 5.0  # seconds, unless the first call takes longer
+_MOST = 10**7  # requests, seconds, samples in a call
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def standalone(
     requests: int | None,
     seconds: float,
     threads: int,
-    batch: int,
+    batch: int | None,
     seed: int,
     folder: str,
 ) -> dict[str, Any]:
@@ -49,13 +50,15 @@ def standalone(
 
     With `requests`, that many calls of one engine in one session after a warm-up; without, engines of one
     runtime in turns for about `seconds` each (see `serving.bench.latency`). `source` None asks for made-up
-    inputs. Returns {"runtime", "device", "threads", "batch", "inputs", "engines": [row]}; a row has
-    "engine", "p50_ms", "p90_ms", "p99_ms", "mean_ms", "throughput_per_s" (samples) and "cpu_ms" (of a call);
-    with `requests` also "requests", "min_ms" and "max_ms", and percentiles are those of the calls that were
-    made, however few. Raises `UsageError`, `DataError`, `ModelFileError`, or `UnsupportedError` when a call
+    inputs, `batch` None for the one to which the engine is bound, or 1.
+
+    Returns {"runtime", "device", "threads", "batch", "inputs", "engines": [row]}; a row has "engine",
+    "p50_ms", "p90_ms", "p99_ms", "mean_ms", "throughput_per_s" (samples) and "cpu_ms" (of a call); with
+    `requests` also "requests", "min_ms" and "max_ms", and percentiles are those of the calls that were made,
+    however few. Raises `UsageError`, `DataError`, `ModelFileError`, or `UnsupportedError` when a call
     fails: then there are no numbers.
     """
-    _check(engines, requests, seconds, threads, batch)
+    _check(engines, requests, seconds, batch, seed)
     placed = [_place(engine, threads) for engine in engines]
     if len({(item.runtime, item.device) for item in placed}) > 1:
         raise UsageError(
@@ -64,7 +67,7 @@ def standalone(
         )
     first = placed[0]
     data = _data(first, source, preprocess or first.preprocess)
-    size = fixed_batch(first.inputs) or batch
+    size = _size(first, batch)
     if requests is not None:
         rows = [_requested(first, data, requests, threads, size, seed)]
     else:
@@ -80,13 +83,27 @@ def standalone(
     }
 
 
-def _check(engines: Sequence[str], requests: int | None, seconds: float, threads: int, batch: int) -> None:
-    if requests is not None and requests < 1:
-        raise UsageError(f"{requests} requests give no latency; ask for at least 1")
+def _check(
+    engines: Sequence[str], requests: int | None, seconds: float, batch: int | None, seed: int
+) -> None:
+    if requests is not None and not 1 <= requests <= _MOST:
+        raise UsageError(f"{requests} requests cannot be timed; ask for 1 to {_MOST}")
     if requests is not None and len(engines) > 1:
         raise UsageError("--requests counts calls of one engine; several are compared by --seconds")
-    if not seconds > 0 or threads < 1 or batch < 1:
-        raise UsageError("a time above 0 s, and at least 1 thread and a batch of 1 are needed")
+    if not 0 < seconds <= _MOST:
+        raise UsageError(f"--seconds {seconds:g}: must be above 0 and at most {_MOST}")
+    if batch is not None and not 1 <= batch <= _MOST:
+        raise UsageError(f"--batch {batch}: must be 1 to {_MOST} samples")
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: must be 0 or more")
+
+
+def _size(engine: _Placed, batch: int | None) -> int:
+    """Samples in a call; raises `UsageError` for others than those to which the engine is bound."""
+    fixed = fixed_batch(engine.inputs)
+    if fixed and batch and fixed != batch:
+        raise UsageError(f"--batch {batch}: {engine.file.name} takes {fixed} samples at a time and no others")
+    return fixed or batch or 1
 
 
 def _place(engine: str, threads: int) -> _Placed:

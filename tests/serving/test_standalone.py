@@ -16,7 +16,7 @@ from compressor.errors import UsageError
 from serving import bench
 
 
-def chain(path: Path, layers: int) -> Path:
+def chain(path: Path, layers: int, batch: str | int = "N") -> Path:
     nodes, name = [], "x"
     for layer in range(layers):
         nodes.append(helper.make_node("MatMul", [name, "w"], [f"y{layer}"]))
@@ -25,8 +25,8 @@ def chain(path: Path, layers: int) -> Path:
     graph = helper.make_graph(
         nodes,
         "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 256])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 256])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 256])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, 256])],
         [numpy_helper.from_array(values, "w")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
@@ -38,6 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engines")
     chain(folder / "short.onnx", 4)
     chain(folder / "long.onnx", 32)
+    chain(folder / "four.onnx", 4, batch=4)
     np.savez(folder / "data.npz", x=np.ones((20, 256), np.float32))
     return folder
 
@@ -71,6 +72,10 @@ def test_throughput_counts_samples_of_a_batch(place: Path) -> None:
     assert row["throughput_per_s"] * row["mean_ms"] == pytest.approx(4000)
 
 
+def test_an_engine_bound_to_a_batch_is_timed_at_it(place: Path) -> None:
+    assert figures(place, str(place / "four.onnx"), "--requests", "2")["batch"] == 4
+
+
 def test_several_engines_are_compared_with_the_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = figures(place, str(place / "long.onnx"), str(place / "short.onnx"), "--seconds", "3")
     first, second = answer["engines"]
@@ -89,7 +94,16 @@ def test_several_engines_are_compared_with_the_first(place: Path, capsys: pytest
         (["short.onnx", "long.onnx", "--data", "data.npz", "--requests", "3"], "--seconds"),
         (["missing.onnx", "--data", "data.npz"], "missing.onnx"),
         (["short.onnx", "--data", "missing.npz"], "missing.npz"),
-        (["short.onnx", "--data", "data.npz", "--seconds", "0"], "above 0 s"),
+        (["short.onnx", "--data", "data.npz", "--seconds", "0"], "--seconds 0: must be above 0"),
+        (["short.onnx", "--data", "data.npz", "--seconds", "inf"], "--seconds inf"),
+        (["short.onnx", "--data", "data.npz", "--seconds", "nan"], "--seconds nan"),
+        (["short.onnx", "--data", "data.npz", "--requests", "99999999999999"], "99999999999999 requests"),
+        (["short.onnx", "--data", "data.npz", "--batch", "0"], "--batch 0"),
+        (["short.onnx", "--data", "data.npz", "--seed", "-1"], "--seed -1"),
+        (["short.onnx", "--data", "data.npz", "--threads", "0"], "threads must be from 1"),
+        (["four.onnx", "--data", "data.npz", "--batch", "2"], "takes 4 samples at a time"),
+        (["short.onnx", "--data", "data.npz", "--json", "."], "--json .: is a folder"),
+        (["short.onnx", "--data", "data.npz", "--json", "no/x.json"], "there is no folder no"),
     ],
 )
 def test_what_cannot_be_measured_gives_one_line_and_no_file(
@@ -101,7 +115,7 @@ def test_what_cannot_be_measured_gives_one_line_and_no_file(
 ) -> None:
     monkeypatch.chdir(place)
     (place / "none.json").unlink(missing_ok=True)
-    assert main(["bench", *arguments, "--json", "none.json"]) in (1, 2)
+    assert main(["bench", "--json", "none.json", *arguments]) in (1, 2)
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -202,25 +199,6 @@ options.log_severity_level, options.intra_op_num_threads = 4, 1
 session = onnxruntime.InferenceSession(f"{folder}/m.onnx", options, providers=["CPUExecutionProvider"])
 np.save(f"{folder}/y.npy", session.run(None, {"x": np.load(f"{folder}/x.npy")})[0])
 """
-
-
-@pytest.fixture(scope="module")
-def without_vnni(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process whose kernels are those of AVX2."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        pytest.skip("the saturating kernels are those of x86; hiding VNNI needs Linux")
-    flags = set(Path("/proc/cpuinfo").read_text().split("flags", 2)[1].split("\n")[0].split())
-    environment = dict(os.environ)
-    if flags & {"avx512_vnni", "avx_vnni"}:
-        library = tmp_path_factory.mktemp("avx2") / "avx2.so"
-        source = Path(__file__).parents[2] / "avx2.c"
-        if not shutil.which("gcc"):
-            pytest.skip("this processor has VNNI, and there is no gcc to build what hides it")
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-        environment["LD_PRELOAD"] = str(library)
-        if subprocess.run(["true"], env=environment, check=False).returncode:
-            pytest.skip("this processor has VNNI and no CPUID faulting to hide it")
-    return environment
 
 
 @pytest.mark.parametrize("op", ["Gemm", "Conv"])

@@ -10,11 +10,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -25,7 +22,6 @@ from compressor.quantization.view import tensor_types
 
 pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(2)
-SOURCE = Path(__file__).parents[2] / "avx2.c"
 ENGINE = """
 import json, sys
 import numpy as np, onnxruntime
@@ -119,21 +115,9 @@ MODELS = {make.__name__: make for make in (resnet20, lite0, yolox, magika, mnist
 
 
 @pytest.fixture(scope="module", params=["native", "avx2"])
-def environment(request, tmp_path_factory):
+def environment(request):
     """Of a process with the machine's own kernels, or with those of AVX2."""
-    found = dict(os.environ)
-    if request.param == "native":
-        return found
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        pytest.skip("the saturating kernels are those of x86; hiding VNNI needs Linux")
-    if not shutil.which("gcc"):
-        pytest.skip("there is no gcc to build what hides VNNI")
-    library = tmp_path_factory.mktemp("avx2") / "avx2.so"
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
-    found["LD_PRELOAD"] = str(library)
-    if subprocess.run(["true"], env=found, check=False).returncode:
-        pytest.skip("this processor has no CPUID faulting to hide VNNI")
-    return found
+    return dict(os.environ) if request.param == "native" else request.getfixturevalue("without_vnni")
 
 
 def cut(model):
