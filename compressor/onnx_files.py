@@ -27,6 +27,7 @@ __all__ = [
     "operators",
     "parameters",
     "read",
+    "save",
     "side_files",
     "spec",
     "specs",
@@ -90,6 +91,13 @@ def _drop_notes(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
                 _drop_notes(inner)
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model in one file, and `NAME.data` beside it above `LIMIT`; whether it loads is not tried."""
+    beside = path.with_name(f"partial.{path.name}")
+    _save(model, beside, path.name)
+    beside.replace(path)
 
 
 def write(model: onnx.ModelProto, path: Path, *, device: str = "cpu") -> onnx.ModelProto:

@@ -327,7 +327,7 @@ class _Run:
         exported = self.steps.run(
             f"export-{target.folder}",
             f"exporters.{target.runtime}:export",
-            {"target": str(target)},
+            {"target": str(target), "load": not self.data.evaluation},  # otherwise it is run next
             unkeyed={"model": model.json()},
             after=[key],
             expected={"file": "model" + plugins.module("exporters", str(target.runtime)).SUFFIX},
@@ -353,14 +353,14 @@ class _Run:
         )
         return replace(engine, outputs=outputs)
 
-    def compared(self, baseline: _Engine, engine: _Engine) -> dict[str, Any]:
-        """Metric, drop and agreement of an engine, measured on the engine."""
+    def compared(self, baseline: _Engine, engine: _Engine, *, part: bool = False) -> dict[str, Any]:
+        """Metric, drop and agreement, measured on the engine; `part`: it ran on some of the samples."""
         if not (engine.outputs and baseline.outputs):
             return {}
         done = self.steps.run(
             "compare",
             "serving.accuracy:compare_task",
-            {"metric": self.options.metric, "max_drop": self.options.max_drop},
+            {"metric": self.options.metric, "max_drop": self.options.max_drop, "part": part},
             unkeyed={
                 "baseline": str(baseline.outputs.folder),
                 "candidate": str(engine.outputs.folder),

@@ -1,10 +1,11 @@
 """The search for the fastest engine that keeps the accuracy budget, with as few evaluations as it takes.
 
-First the ladder of recipes that quantize everything. Where none of them keeps the budget, layers go back
-to float: `Laboratory.mixed` ranks sets of them by the error that they remove for the time that they cost,
-each inside the next, and bisection finds the first that is enough (about log2 of their number
-evaluations); then single layers are given back to the integers. Every candidate is judged by the paired
-comparison on the engine itself. The search can be cut at any moment; the best so far is its answer.
+First the ladder of recipes that quantize everything. Where a few layers that cost next to nothing make the
+error of the first one, these go back to float at once. Where no recipe keeps the budget, more layers do:
+`Laboratory.mixed` ranks sets of them by the error that they remove for the time that they cost, each inside
+the next, and bisection finds the first that is enough (about log2 of their number evaluations); then single
+layers are given back to the integers. Every candidate is judged by the paired comparison on the engine
+itself. The search can be cut at any moment; the best so far is its answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Cut = Literal["budget", "interrupt"]
 EXCHANGES = 3
 MISSES = 2
 BETTER = 0.8  # a rung whose drop is at most that share of the best one's is progress
+CHEAP = 0.05  # share of the compute that may go to float before other recipes are tried
 HARMLESS = 0.01  # an error of 20 dB below the signal seldom changes an answer
 WORTH = 0.97  # a faster engine is tried if it is expected to take at most this share of the time
 
@@ -70,11 +72,12 @@ class Rung:
 class Mix:
     """A recipe that leaves layers in float, and what to expect of its engine.
 
-    `ms` is its time, `error` the noise power of the outputs over their signal power (0: not known).
+    `ms` is its time (None: not known), `error` the noise power of the outputs over their signal power (0: not
+    known).
     """
 
     recipe: Recipe
-    ms: float
+    ms: float | None
     error: float = 0.0
 
 
@@ -83,6 +86,9 @@ class Laboratory(Protocol):
 
     def attempt(self, recipe: Recipe, ms: float | None = None, *, early: bool) -> Rung:
         """Make an engine and judge it; `early`: reject it on a subset if that is enough."""
+
+    def few(self, rung: Rung) -> Mix | None:
+        """The mix that leaves few layers in float and should do, if it costs next to nothing."""
 
     def mixed(self, rung: Rung) -> tuple[list[Mix], float]:
         """Nested mixes of a rung's recipe, the fastest first, and the time of the rung itself (ms)."""
@@ -149,10 +155,10 @@ class _Search:
             cut = "interrupt"
         return Found(self._complete(cut), self.tried, cut)
 
-    def _attempt(self, recipe: Recipe, ms: float | None = None) -> Rung:
+    def _attempt(self, recipe: Recipe, ms: float | None = None, *, doubtful: bool = True) -> Rung:
         if self.tried and self.out_of_time():
             raise _Cut
-        rung = self.laboratory.attempt(recipe, ms, early=self.max_drop is not None)
+        rung = self.laboratory.attempt(recipe, ms, early=doubtful and self.max_drop is not None)
         self.tried.append(rung)
         return rung
 
@@ -183,6 +189,8 @@ class _Search:
             if self.max_drop is None or rung.verdict in ("kept", None):
                 return
             if before is None:
+                if self._spot(rung):
+                    return
                 continue
             better = self._best() is rung
             if before.fits(self.max_drop) and not better:
@@ -193,6 +201,11 @@ class _Search:
             )
             if self.mixes and missed >= MISSES:
                 return
+
+    def _spot(self, rung: Rung) -> bool:
+        """Whether leaving a few cheap layers in float mends the first rung."""
+        mix = self.laboratory.few(rung) if self.mixes and not rung.fits(self.max_drop) else None
+        return bool(mix and self._attempt(mix.recipe, mix.ms, doubtful=False).fits(self.max_drop))
 
     def _mix(self) -> None:
         """Layers in float: as many as the budget takes; otherwise those that are slower in integers."""
@@ -211,7 +224,7 @@ class _Search:
             self._bisect(mixes)
 
     def _faster(self, base: Rung, mixes: list[Mix], ms: float) -> None:
-        if mixes and mixes[0].ms <= WORTH * ms:
+        if mixes and (mixes[0].ms or ms) <= WORTH * ms:
             rung = self._attempt(mixes[0].recipe, mixes[0].ms)
             if rung.fits(self.max_drop):
                 self._race([base, rung])
@@ -235,7 +248,8 @@ class _Search:
             middle = guesses.pop(0) if guesses else (low + high) // 2
             if not low <= middle < high:
                 continue
-            rung = self._attempt(mixes[middle].recipe, mixes[middle].ms)
+            mix = mixes[middle]
+            rung = self._attempt(mix.recipe, mix.ms, doubtful=not 0 < mix.error <= HARMLESS)
             if rung.fits(self.max_drop):
                 high, found = middle, rung
             else:

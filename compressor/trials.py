@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from compressor.intake import Data
 from compressor.options import Options
 from compressor.recipe import Recipe, Step
-from compressor.search import Mix, Rung
+from compressor.search import CHEAP, HARMLESS, Mix, Rung
 from compressor.steps import Steps
 from compressor.store import usable
 from compressor.target import Target
@@ -33,8 +33,8 @@ class Maker(Protocol):
     def ran(self, engine: Any, data: dict[str, Any] | None, key: Sequence[str]) -> Any:
         """The engine with its outputs over `data`."""
 
-    def compared(self, baseline: Any, engine: Any) -> dict[str, Any]:
-        """Metric, drop and agreement."""
+    def compared(self, baseline: Any, engine: Any, *, part: bool = False) -> dict[str, Any]:
+        """Metric, drop and agreement; `part`: the engine was run on a part of the baseline's samples."""
 
     def raced(self, engines: Sequence[Any], seconds: float) -> list[dict[str, Any] | None]:
         """Latency rows of engines, the first of which is the baseline."""
@@ -73,7 +73,6 @@ class Trials:
     target: Target
     baseline: Any
     ledger: Ledger
-    _small: Any = None
     _judged: dict[str, Rung] = field(default_factory=dict)
     _given: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -124,19 +123,32 @@ class Trials:
             after=self._key(),
         )
         data = {**whole, "indices": drawn.path(drawn.value["file"]), "n": drawn.value["n"]}
-        self._small = self._small or self.maker.ran(self.baseline, data, [drawn.key])
-        comparison = self.maker.compared(self._small, self.maker.ran(engine, data, [drawn.key]))
+        comparison = self.maker.compared(self.baseline, self.maker.ran(engine, data, [drawn.key]), part=True)
         broken = (comparison.get("drop") or {}).get("verdict") == "broken"
         return comparison if broken else None
 
     # ---------------------------------------------------------------- mixed precision
 
+    def few(self, rung: Rung) -> Mix | None:
+        """The smallest set of layers that makes nearly all the error, left in float, if it is cheap."""
+        step = _quantizing(rung)
+        if not step:
+            return None
+        found = self.steps.run(
+            "mixes",
+            "compressor.quantization.mixed:few",
+            {"share": CHEAP, "error": HARMLESS},
+            fresh=True,
+            unkeyed=self._measured(rung, step),
+        )
+        return next((_mix(rung.recipe, choice) for choice in found.value["choices"]), None)
+
     def mixed(self, rung: Rung) -> tuple[list[Mix], float]:
         """Mixes of a rung's recipe, from sensitivities and profiles; none where it does not quantize."""
-        step = rung.recipe.steps[-1] if rung.recipe.steps else None
-        if step is None or step.stage != "quantize" or not rung.engine.model.facts.get("quantized"):
+        step = _quantizing(rung)
+        if not step:
             return [], 0.0
-        self._given = self._measured(rung, step)
+        self._given = {**self._measured(rung, step), **self._profiles(rung.engine)}
         found = self.steps.run(
             "mixes", "compressor.quantization.mixed:choices", {}, fresh=True, unkeyed=self._given
         )
@@ -156,7 +168,7 @@ class Trials:
         return [_mix(rung.recipe, choice) for choice in found.value["choices"]]
 
     def _measured(self, rung: Rung, step: Step) -> dict[str, Any]:
-        """Arguments of the tasks that choose: what the layers cost in error and in time."""
+        """Arguments of the tasks that choose: the graphs, and what the layers cost in error."""
         engine = rung.engine
         model, quantized = engine.stem.json(), engine.model.json()
         sensitivity: dict[str, Any] = {"weights": {}, "activations": {}}
@@ -180,19 +192,11 @@ class Trials:
             "scheme": step.parameters["scheme"],
             "exclude": step.parameters.get("exclude"),
             "sensitivity": sensitivity,
-            **self._profiles(rung.engine),
         }
 
     def _profiles(self, engine: Any) -> dict[str, Any]:
-        """Kernels of the float engine and of `engine`, on one scale of time."""
-        floats, integers = self._profiled(self.baseline), self._profiled(engine, self.baseline)
-        scale = integers["beside_ms"] / floats["ms"]
-        return {
-            "floats": [{**kernel, "ms": kernel["ms"] * scale} for kernel in floats["kernels"]],
-            "integers": integers["kernels"],
-        }
-
-    def _profiled(self, engine: Any, beside: Any = None) -> dict[str, Any]:
+        """Kernels of the float engine and of `engine`."""
+        engines = (self.baseline, engine)
         done = self.steps.run(
             "profile",
             "serving.profile:profile",
@@ -201,16 +205,12 @@ class Trials:
                 "device": self.target.device,
                 "threads": self.options.threads,
             },
-            unkeyed={
-                "engine": engine.path,
-                "data": self.data.evaluation,
-                **({"beside": beside.path} if beside else {}),
-            },
-            after=[engine.exported.key, *([beside.exported.key] if beside else []), *self._key()],
+            unkeyed={"engines": [one.path for one in engines], "data": self.data.evaluation},
+            after=[*(one.exported.key for one in engines), *self._key()],
             measured=True,
-            what="the time of each layer",
+            what="the time of each layer, float and quantized",
         )
-        return dict(done.value)
+        return dict(zip(("floats", "integers"), (found["kernels"] for found in done.value), strict=True))
 
     def race(self, rungs: Sequence[Rung]) -> list[float]:
         """Measured speeds against the float engine, from a quarter of the time of the final measurement."""
@@ -222,6 +222,13 @@ class Trials:
 def _file(engine: Any) -> str:
     """What tells an engine's file from others; a planned one has nothing yet but its step."""
     return str(engine.exported.value.get("sha256") or engine.exported.key)
+
+
+def _quantizing(rung: Rung) -> Step | None:
+    """The rung's step that quantizes, if it did."""
+    step = rung.recipe.steps[-1] if rung.recipe.steps else None
+    done = step and step.stage == "quantize" and rung.engine.model.facts.get("quantized")
+    return step if done else None
 
 
 def _mix(recipe: Recipe, choice: dict[str, Any]) -> Mix:

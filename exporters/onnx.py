@@ -14,7 +14,7 @@ from compressor.target import Target
 
 __all__ = ["FORM", "SUFFIX", "VERSION", "check", "convert", "export"]
 
-VERSION = 2
+VERSION = 3
 FORM = "onnx"
 SUFFIX = ".onnx"
 
@@ -61,11 +61,12 @@ def convert(model: dict[str, Any], folder: str, opset: int = 20) -> dict[str, An
     return converted.json(Path(folder))
 
 
-def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
+def export(model: dict[str, Any], target: str, folder: str, load: bool = True) -> dict[str, Any]:
     """Write the engine of an ONNX `Model` (its path absolute) as `folder/model.onnx`; a task.
 
     The graph is the model's own; it lies in one file that is loadable by itself, and its weights beside
-    it in `model.onnx.data` only where they exceed `onnx_files.LIMIT` bytes. Raises `UnsupportedError` if
+    it in `model.onnx.data` only where they exceed `onnx_files.LIMIT` bytes. Without `load` it is not tried
+    whether onnxruntime takes it, for engines that are run next anyway. Raises `UnsupportedError` if
     onnxruntime does not load it.
     """
     asked = Target.parse(target)
@@ -76,7 +77,10 @@ def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
     path = Path(folder) / "model.onnx"
     graph = onnx_files.read(source.path)
     onnx_files.tidy(graph)
-    onnx_files.write(graph, path, device=asked.device or "cpu")
+    if load:
+        onnx_files.write(graph, path, device=asked.device or "cpu")
+    else:
+        onnx_files.save(graph, path)
     files = [each for each in (path, path.with_name("model.onnx.data")) if each.exists()]
     return {
         "file": path.name,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "SUFFIX", "VERSION", "check", "export"]
 
-VERSION = 1
+VERSION = 2
 FORM = "onnx"
 SUFFIX = ".xml"
 
@@ -35,14 +35,15 @@ def check(target: Target) -> str | None:
     return None
 
 
-def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
+def export(model: dict[str, Any], target: str, folder: str, load: bool = True) -> dict[str, Any]:
     """Write the engine of an ONNX `Model` (its path absolute) as `folder/model.xml` and `.bin`; a task.
 
     Numbers stay as they are: float32 is not stored as float16, and Q/DQ pairs stay pairs, which the
     runtime turns into integer kernels when it loads the engine. The names of inputs and outputs and the
     free dimensions are the model's. The digest of the weights stands in `model.xml` itself (under
     `rt_info`, `modelpress`, `weights_sha256`), so that the returned `sha256` of that file covers both.
-    Raises `UnsupportedError` if OpenVINO is not installed, cannot take the model or does not load the engine.
+    Without `load` it is not tried whether it loads the engine, for engines that are run next anyway. Raises
+    `UnsupportedError` if OpenVINO is not installed, cannot take the model or does not load the engine.
     """
     if reason := check(Target.parse(target)):
         raise UnsupportedError(f"target {target}: {reason}")
@@ -51,7 +52,8 @@ def export(model: dict[str, Any], target: str, folder: str) -> dict[str, Any]:
     _save(graph, path)
     graph.set_rt_info(file_digest(path.with_suffix(".bin")), ["modelpress", "weights_sha256"])
     _save(graph, path)
-    _load(path)
+    if load:
+        _load(path)
     files = (path, path.with_suffix(".bin"))
     return {
         "file": path.name,

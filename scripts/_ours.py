@@ -22,7 +22,8 @@ class FailedError(Exception):
 class Variant:
     """What is asked: a target with a scheme; `step` None is the first rung of the ladder.
 
-    With `search`, the budget of the subject is given, and the labelled data to keep it on.
+    With `search`, the budget of the subject is given, the labelled data to keep it on, and time to measure
+    speed: it is the engine that a user gets, which may leave layers in float.
     """
 
     name: str
@@ -34,13 +35,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Made:
-    """An engine, the float engine of its runtime, and what making it cost and left in float."""
+    """An engine, the float engine of its runtime, and what making it cost and left in float.
+
+    `verdict` is what the report of a search says of its engine, for others None.
+    """
 
     engine: Path
     float_engine: Path
     cpu_seconds: float
     peak_bytes: int
     left: str
+    verdict: str | None = None
 
 
 def variants(vnni: bool) -> tuple[Variant, ...]:
@@ -65,14 +70,13 @@ def make(subject: Subject, variant: Variant, scratch: Path) -> Made:
     Raises `FailedError`.
     """
     work, number = scratch / "work", len(list(scratch.glob("ours-*")))
-    command = [ROOT / ".venv/bin/compress", "--target", variant.target, subject.file, "--bench", "0"]
+    command = [ROOT / ".venv/bin/compress", "--target", variant.target, subject.file]
     command += ["--scheme", variant.scheme, "--out", work, "--calib", CALIBRATION]
     command += ["--arch", subject.arch] if subject.arch else []
     left_out = () if variant.search else ("--eval-data", "--metric")
     for name, value in subject.given.items():
         command += [] if name in left_out else [name, value]
-    if variant.search:
-        command += ["--max-drop", subject.max_drop]
+    command += ["--max-drop", subject.max_drop] if variant.search else ["--bench", "0"]
     if variant.step:
         recipe = scratch / "recipe.json"
         recipe.write_text(json.dumps({"version": 1, "steps": [{"stage": "quantize", **variant.step}]}))
@@ -91,6 +95,7 @@ def make(subject: Subject, variant: Variant, scratch: Path) -> Made:
         sum(step["cpu_seconds"] for step in steps),
         max((step["peak_rss_bytes"] for step in steps), default=0),
         _left(row["quantization"].get("float", [])),
+        report["headline"] if variant.search else None,
     )
 
 

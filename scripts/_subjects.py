@@ -71,15 +71,33 @@ class MissingError(Exception):
 
 
 def resnet20(place: Workplace) -> Subject:
+    folder = ASSETS / "cifar10_resnet20"
+    file, arch = folder / "resnet20-12fca82f.th", f"{folder}/model.py:build"
+    return Subject("ResNet-20, CIFAR-10", str(file), arch, place.data(*_cifar10()), minutes=3)
+
+
+def shuffle(place: Workplace) -> Subject:
+    import _shuffle
+    import torch
+
+    parts = _cifar10()
+    state = place.scratch / "shuffle.pt"
+    print("training the shuffle network, about 5 minutes", file=sys.stderr, flush=True)
+    torch.save(_shuffle.trained(parts[0]["x"], parts[0]["y"]), state)
+    arch = f"{ROOT}/scripts/_shuffle.py:build"
+    return Subject(
+        "ShuffleNetV2 x0.5, CIFAR-10", str(state), arch, place.data(*parts), max_drop=1.0, minutes=14
+    )
+
+
+def _cifar10() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Training images, and others to evaluate on, as float32 [n, 3, 32, 32] of mean 0."""
     parts = []
     for name in ("cifar10_train_10k", "cifar10_test_a"):
         images, labels = _strip(ASSETS / "_data" / name)
-        most = CALIBRATION if "train" in name else place.limit
-        x = images[:most] / np.float32(255) - np.float32([0.485, 0.456, 0.406])
-        parts.append({"x": (x / np.float32([0.229, 0.224, 0.225])).transpose(0, 3, 1, 2), "y": labels[:most]})
-    folder = ASSETS / "cifar10_resnet20"
-    file, arch = folder / "resnet20-12fca82f.th", f"{folder}/model.py:build"
-    return Subject("ResNet-20, CIFAR-10", str(file), arch, place.data(*parts), minutes=3)
+        x = images / np.float32(255) - np.float32([0.485, 0.456, 0.406])
+        parts.append({"x": (x / np.float32([0.229, 0.224, 0.225])).transpose(0, 3, 1, 2), "y": labels})
+    return parts[0], parts[1]
 
 
 def _strip(stem: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -253,6 +271,7 @@ SUBJECTS: dict[str, Callable[[Workplace], Subject]] = {
     "magika": magika,
     "yolox": yolox,
     "lstm": lstm,
+    "shuffle": shuffle,
     "kws": kws,
 }
 

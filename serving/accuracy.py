@@ -119,9 +119,10 @@ def compare_task(
     data: dict[str, Any],
     labelled: bool,
     folder: str,
+    part: bool = False,
 ) -> dict[str, Any]:
     """`serving.comparison.compare` of two folders of `run_engine` as a step; it writes nothing."""
-    return compare(Path(baseline), Path(candidate), metric, max_drop, labelled=labelled)
+    return compare(Path(baseline), Path(candidate), metric, max_drop, labelled=labelled, part=part)
 
 
 def precision(

@@ -1,4 +1,4 @@
-"""Where the time of an engine goes: a task for a child process."""
+"""Where the time of engines goes: a task for a child process."""
 
 from __future__ import annotations
 
@@ -12,45 +12,43 @@ from compressor.errors import DataError
 
 __all__ = ["VERSION", "profile"]
 
-VERSION: int = 4
+VERSION: int = 5
 _FEWEST, _CALLS = 3, 200
 _SECONDS = 1.0
 _PROFILER_MS = 0.01  # the most that it takes to note a kernel's time
 
 
 def profile(
-    engine: str,
-    runtime: str,
-    device: str,
-    threads: int,
-    data: dict[str, Any],
-    folder: str,
-    beside: str | None = None,
-) -> dict[str, Any]:
-    """The time of each kernel for one sample (or the engine's fixed batch), from a few profiled runs.
+    engines: Sequence[str], runtime: str, device: str, threads: int, data: dict[str, Any], folder: str
+) -> list[dict[str, Any]]:
+    """The time of each kernel of engines for one sample (or their fixed batch), from a few profiled runs.
 
-    Returns {"kernels": [{"name", "op", "type", "ms"}] in order of execution, "ms": a call without the
-    profiler, "beside_ms": one of the engine `beside`, timed by turns with it so that the two compare even
-    where the machine's speed drifts}. What the profiler itself costs, the same for each kernel, is taken
-    off. Names are the runtime's own. Raises `DataError` if there is no sample.
+    Returns for each {"kernels": [{"name", "op", "type", "ms"}] in order of execution, "ms": a call without
+    the profiler}. Calls are timed by turns, so that engines compare even where the machine's speed drifts,
+    and kernels add up to a call: what the profiler itself costs, the same for each kernel, is taken off.
+    Names are the runtime's own. Raises `DataError` if there is no sample.
     """
     from compressor.data import stream
 
     batch = next(iter(stream({**data, "batch": 1})), None)
     if batch is None:
         raise DataError(f"{data['source']}: there are no samples to run the engine on")
-    module = plugins.module("runtimes", runtime)
-    found = module.precision(Path(engine), batch.inputs, device=device, threads=threads)
-    sessions = [
-        module.open_session(Path(path), device=device, threads=threads) for path in (engine, beside) if path
+    module, paths = plugins.module("runtimes", runtime), list(map(Path, engines))
+    profiles = [module.precision(path, batch.inputs, device=device, threads=threads) for path in paths]
+    sessions = [module.open_session(path, device=device, threads=threads) for path in paths]
+    calls = _seconds([session.bind(batch.inputs) for session in sessions])
+    return [
+        {"kernels": _kernels(found["operators"], 1000 * call), "ms": 1000 * call}
+        for found, call in zip(profiles, calls, strict=True)
     ]
-    call, *others = (1000 * value for value in _seconds([one.bind(batch.inputs) for one in sessions]))
-    times = [row["microseconds"] / 1000 for row in found["operators"]]
-    kernels = [
+
+
+def _kernels(operators: Sequence[dict[str, Any]], call: float) -> list[dict[str, Any]]:
+    times = _fitted([row["microseconds"] / 1000 for row in operators], call)
+    return [
         {**{key: row[key] for key in ("name", "op", "type")}, "ms": taken}
-        for row, taken in zip(found["operators"], _fitted(times, call), strict=True)
+        for row, taken in zip(operators, times, strict=True)
     ]
-    return {"kernels": kernels, "ms": call, "beside_ms": others[0] if others else None}
 
 
 def _fitted(times: Sequence[float], whole: float) -> list[float]:

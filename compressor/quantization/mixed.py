@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from compressor.quantization.view import View
 
-__all__ = ["attribute", "choices", "reduced"]
+__all__ = ["attribute", "choices", "few", "reduced"]
 
 Kernels = Sequence[Mapping[str, Any]]
 _SUFFIX = re.compile(r"(_nchwc|_nhwc|_token_\d+|/duplicated|_per_channel|_quant|/[A-Za-z]+)$")
@@ -24,6 +24,7 @@ _PAIR = re.compile(r"_(de)?quantized$")
 _KERNELS = 3  # what a crossing costs: quantize or dequantize, transpose, reorder
 _LEAST = 0.003  # ms that any kernel takes
 _RATE = 1e-7  # ms for each element, where no large enough conversion was seen
+_TINY = 1e-6  # share of the compute that counts for a node without multiply-accumulates
 _LARGE = 50_000  # elements from which on a conversion tells of the time for each
 
 
@@ -72,6 +73,19 @@ def reduced(folder: str, layers: list[str], **given: Any) -> dict[str, Any]:
     return {"choices": [_row(choice) for _, choice in sorted(found)]}
 
 
+def few(folder: str, share: float, error: float, **given: Any) -> dict[str, Any]:
+    """The task: the smallest set of layers without which the rest errs at most by `error`, if it is cheap.
+
+    Layers cost their share of the multiply-accumulates, so that no profile is needed; {"choices": []} where
+    the set costs more than `share`. Given are the arguments of `choices` without kernels; "ms" is None.
+    """
+    problem = _problem(**given, floats=(), integers=())
+    found = next((choice for choice in chain(problem) if choice.error <= error), None)
+    if found is None or found.ms > share or not found.exclude:
+        return {"choices": []}
+    return {"choices": [{**_row(found), "ms": None}]}
+
+
 def _row(choice: Choice) -> dict[str, Any]:
     return {"exclude": list(choice.exclude), "ms": choice.ms, "error": choice.error}
 
@@ -85,14 +99,17 @@ def _problem(
     integers: Kernels,
     exclude: list[str] | None = None,
 ) -> Problem:
-    from compressor.quantization import graph, placement
+    from compressor.quantization import graph, placement, work
     from compressor.quantization import scheme as schemes
     from compressor.quantization.view import View
 
     view = View(graph.prepare(Path(model["path"])))
     placed = placement.place(view, schemes.named(scheme), frozenset(exclude or []))
     left = {operator["name"] for operator in quantized["facts"].get("float", [])}
-    slow, fast = attribute(view.model, floats), attribute(view.model, integers)
+    if floats:
+        slow, fast = attribute(view.model, floats), attribute(view.model, integers)
+    else:
+        slow, fast = {name: max(share, _TINY) for name, share in work.by_node(view).items()}, {}
     nodes = []
     for node in view.graph.node:
         key = view.key(node)
@@ -109,7 +126,8 @@ def _problem(
                 free and not unit,
             )
         )
-    return Problem(nodes, _conversions(view, integers), sensitivity["activations"], frozenset(view.outputs))
+    conversions = _conversions(view, integers) if integers else {}
+    return Problem(nodes, conversions, sensitivity["activations"], frozenset(view.outputs))
 
 
 def _conversions(view: View, integers: Kernels) -> dict[str, float]:

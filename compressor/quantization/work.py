@@ -12,7 +12,7 @@ from compressor.quantization.view import View
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = ["shares"]
+__all__ = ["by_node", "shares"]
 
 _FREE = 32  # stands for a length that the graph leaves open
 
@@ -21,14 +21,23 @@ def shares(view: View) -> dict[str, float]:
     """Share of the MACs by operator type, for one sample; {} without any layer of constant weights."""
     counts: Counter[str] = Counter()
     for node in view.graph.node:
-        if node.op_type in LAYERS:
-            counts[node.op_type] += _macs(view, node)
+        counts[node.op_type] += _macs(view, node)
+    counts = +counts
     total = sum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
 
 
+def by_node(view: View) -> dict[str, float]:
+    """Share of the MACs of each node, for one sample; 0 for those that are no layers."""
+    counts = {node.name: _macs(view, node) for node in view.graph.node}
+    total = sum(counts.values())
+    return {name: count / total if total else 0.0 for name, count in counts.items()}
+
+
 def _macs(view: View, node: NodeProto) -> int:
     """Weights times the places at which they are used."""
+    if node.op_type not in LAYERS:
+        return 0
     sizes = [int(prod(view.initializers[name].dims)) for name in node.input[1:3] if name in view.initializers]
     if not sizes:
         return 0

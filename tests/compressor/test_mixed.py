@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compressor import pipeline
 from compressor.options import Options
+from compressor.quantization import mixed
 
 LOUD = 2000.0  # how much larger the first channel is than the others
 
@@ -106,6 +107,30 @@ def test_the_layer_that_cannot_be_quantized_is_left_in_float(searched: Path) -> 
     assert len(layers & {"conv1", "conv2", "conv3"}) <= 1  # times of microseconds decide about a second one
     report = json.loads((searched / "report.json").read_text())
     assert report["engines"][1]["precision"]["share_int8"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("share", "errors", "float_layers"),
+    [
+        (0.1, {"image": 0.5}, [["conv0"]]),  # conv0 has 432 of 7,408 multiply-accumulates a place, 6 %
+        (0.01, {"image": 0.5}, []),
+        (0.1, {"image": 0.5, "r2": 0.5}, []),  # conv0, conv2 and conv3 are too many
+        (0.1, {"image": 0.001}, []),
+    ],
+)
+def test_few_layers_are_found_without_a_profile_if_they_are_cheap(
+    planted: Path, share: float, errors: dict[str, float], float_layers: list[list[str]]
+) -> None:
+    found = mixed.few(
+        "",
+        share,
+        0.01,
+        model={"path": str(planted / "net.onnx")},
+        quantized={"facts": {}},
+        scheme="ort-x86-vnni",
+        sensitivity={"weights": {"conv1": 0.001, "conv3": 0.001}, "activations": errors},
+    )
+    assert [choice["exclude"] for choice in found["choices"]] == float_layers
 
 
 def test_the_ledger_holds_every_candidate_with_its_cost(searched: Path) -> None:

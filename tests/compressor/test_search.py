@@ -37,6 +37,7 @@ class Made:
     speeds: dict[str, float] = field(default_factory=dict)
     partial: bool = False
     interrupt_at: int | None = None
+    spot: Sequence[int] = ()
     count: int = 0
     raced: int = 0
 
@@ -59,6 +60,9 @@ class Made:
         if self.partial and early and verdict == "broken":
             return Rung(found.recipe, found.comparison, None, 0.1, True, ms)
         return found
+
+    def few(self, base: Rung) -> Mix | None:
+        return self.mix(self.spot) if self.spot else None
 
     def mixed(self, base: Rung) -> tuple[list[Mix], float]:
         order = sorted(range(len(self.drops)), key=lambda layer: -self.drops[layer] / self.cost(layer))
@@ -112,6 +116,16 @@ def test_two_rungs_that_are_no_better_lead_to_mixes() -> None:
     assert [one.recipe.name for one in found.tried[:4]] == ["a", "b", "c", "d"]
     assert found.chosen.recipe.name == "float [0]"
     assert len(search(recipes, made, 0.5).tried) == 5
+
+
+def test_few_cheap_layers_go_to_float_before_other_recipes_are_tried() -> None:
+    outcomes = {"a": ("broken", 9.0), "b": ("kept", 0.1)}
+    found = search(RECIPES, Made([9.0, 0.1, 0.1], outcomes=outcomes, spot=[0]), 0.5, mixes=True)
+    assert [one.recipe.name for one in found.tried] == ["a", "float [0]"]
+    assert found.chosen.recipe.name == "float [0]"
+    missed = search(RECIPES, Made([9.0, 0.1, 0.1], outcomes=outcomes, spot=[1]), 0.5, mixes=True)
+    assert [one.recipe.name for one in missed.tried] == ["a", "float [1]", "b"]
+    assert search(RECIPES, Made([9.0], outcomes=outcomes, spot=[0]), 0.5).chosen.recipe.name == "b"
 
 
 def test_equal_drops_are_told_apart_by_sqnr() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,18 @@ def test_strings_are_refused(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, ir_version=10), tmp_path / "in.onnx")
     with pytest.raises(UnsupportedError, match="input 's' is a string tensor"):
         load(tmp_path / "in.onnx", LoadOptions(), tmp_path)
+
+
+def test_an_engine_that_is_run_next_is_not_loaded_first(tmp_path: Path) -> None:
+    model = small_onnx(tmp_path / "in.onnx")
+    given = load(tmp_path / "in.onnx", LoadOptions(), tmp_path)
+    model.graph.node[0].op_type = "Frobnicate"
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    broken = replace(given, path=tmp_path / "model.onnx").json()
+    (tmp_path / "out").mkdir()
+    assert exporter.export(broken, "int8:onnx:cpu", str(tmp_path / "out"), load=False)["file"] == "model.onnx"
+    with pytest.raises(UnsupportedError, match="Frobnicate"):
+        exporter.export(broken, "int8:onnx:cpu", str(tmp_path / "out"))
 
 
 def test_an_export_that_differs_is_refused(converted: tuple[Net, Model], tmp_path: Path) -> None:

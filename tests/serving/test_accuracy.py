@@ -226,6 +226,32 @@ def test_other_samples_are_not_compared(mlp_data: Any, tmp_path: Path) -> None:
         compare(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("batch", [4, 7])
+def test_a_candidate_that_ran_on_some_samples_is_compared_on_these(
+    mlp_data: Any, reference: Any, tmp_path: Path, batch: int
+) -> None:
+    """As if the baseline had been run on the same part, though its batches are others."""
+    path, data = mlp_data
+    places = [0, 1, 5, 6, 7, 8, 20, 23, 41, 42, 43, 49]
+    np.save(tmp_path / "some.npy", np.array(places))
+    some = {**data, "indices": str(tmp_path / "some.npy"), "n": len(places), "batch": batch}
+    other = disturbed(path, 1.0)
+    run_engine(str(path), data=data, folder=folder(tmp_path, "all"), **HERE)
+    run_engine(str(path), data=some, folder=folder(tmp_path, "same"), **HERE)
+    run_engine(str(other), data=some, folder=folder(tmp_path, "part"), **HERE)
+    found = compare(tmp_path / "all", tmp_path / "part", "top1", part=True)
+    wanted = compare(tmp_path / "same", tmp_path / "part", "top1")
+    assert found["metric"] == wanted["metric"]
+    assert found["drop"] == wanted["drop"]
+    assert found["drop"]["value"] > 0
+    assert found["baseline_metric"]["n"] == 12
+    assert found["agreement"]["sqnr_db"] == pytest.approx(wanted["agreement"]["sqnr_db"], abs=1e-4)
+    with pytest.raises(DataError, match="different samples"):
+        compare(tmp_path / "all", tmp_path / "part", "top1")
+    with pytest.raises(DataError, match="samples that the baseline was not"):
+        compare(tmp_path / "part", tmp_path / "all", "top1", part=True)
+
+
 def test_damaged_outputs_are_named(mlp_data: Any, tmp_path: Path) -> None:
     path, data = mlp_data
     run_engine(str(path), data=data, folder=folder(tmp_path, "a"), **HERE)
