@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from inspect import signature
 from typing import Any
 
-from compressor import machine
-from compressor.errors import UnsupportedError
+from compressor import machine, plugins
+from compressor.errors import UnsupportedError, UsageError
 from compressor.recipe import Recipe, Step
 from compressor.target import Target
 
-__all__ = ["rungs", "schemed"]
+__all__ = ["rungs", "schemed", "suited"]
 
 
 def _corrected(observer: str, **choices: str) -> Step:
@@ -117,3 +119,34 @@ def _half(target: Target) -> tuple[Recipe, ...]:
 
 def _recipe(name: str, stage: str, what: str, **parameters: Any) -> Recipe:
     return Recipe(name, (Step(stage, parameters),), what)
+
+
+_MADE_BY = {
+    "int8": "quantize",
+    "int8-dynamic": "dynamic",
+    "int8-weight": "weight_only",
+    "int4": "weight_only",
+}
+
+
+def suited(recipe: Recipe, target: Target, scheme: str) -> Recipe:
+    """The recipe with the machine's scheme where it names none; refuses one that cannot make the target."""
+    needed = _MADE_BY.get(target.precision)
+    if needed and needed not in [step.stage for step in recipe.steps]:
+        raise UsageError(
+            f"recipe {recipe.name}: no step '{needed}', so it cannot make {target}; add it or ask for fp32"
+        )
+    return replace(recipe, steps=tuple(_filled(recipe, step, scheme) for step in recipe.steps))
+
+
+def _filled(recipe: Recipe, step: Step, scheme: str) -> Step:
+    """A step whose parameters are those that its stage takes."""
+    takes = signature(plugins.module("stages", step.stage).run).parameters
+    known = [name for name in takes if name not in ("model", "folder", "ranges", "moments", "data")]
+    unknown = sorted(set(step.parameters) - set(known))
+    if unknown:
+        raise UsageError(
+            f"recipe {recipe.name}: stage {step.stage} takes no '{unknown[0]}'; it takes {', '.join(known)}"
+        )
+    given = {"scheme": scheme, **step.parameters} if "scheme" in known else step.parameters
+    return Step(step.stage, given)

@@ -25,7 +25,19 @@ _NAMED = 6  # layers that a recipe's words name
 
 
 class Maker(Protocol):
-    """What the pipeline does for a candidate."""
+    """What makes and measures candidates: `compressor.engines.Maker`."""
+
+    @property
+    def steps(self) -> Steps:
+        """Runs tasks as stored steps."""
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+
+    @property
+    def data(self) -> Data:
+        """Calibration and evaluation data."""
 
     def built(self, recipe: Recipe, target: Target) -> Any:
         """An exported engine."""
@@ -67,9 +79,6 @@ class Trials:
     """Makes, runs and judges candidates against `baseline`, whose engine was run over all samples."""
 
     maker: Maker
-    steps: Steps
-    options: Options
-    data: Data
     target: Target
     baseline: Any
     ledger: Ledger
@@ -81,7 +90,7 @@ class Trials:
 
         An engine that is the same file as an earlier one (nothing to even out, say) is not run again.
         """
-        first = len(self.steps.records)
+        first = len(self.maker.steps.records)
         engine = self.maker.built(recipe, self.target)
         same = self._judged.get(_file(engine))
         if same and (early or not same.partial):
@@ -92,7 +101,7 @@ class Trials:
         if small:
             comparison = small
         else:
-            engine = self.maker.ran(engine, self.data.evaluation, self._key())
+            engine = self.maker.ran(engine, self.maker.data.evaluation, self._key())
             comparison = self.maker.compared(self.baseline, engine)
         seconds, cpu_seconds = self._costs(first)
         rung = Rung(recipe, comparison, engine, seconds, bool(small), ms)
@@ -102,23 +111,23 @@ class Trials:
 
     def _costs(self, first: int) -> tuple[float, float]:
         """Seconds and CPU-seconds of the steps from the one of that number on."""
-        records = self.steps.records[first:]
+        records = self.maker.steps.records[first:]
         return sum(item["seconds"] for item in records), sum(item["cpu_seconds"] or 0 for item in records)
 
     def _key(self) -> list[str]:
-        return self.data.key("evaluation") if self.data.evaluation else []
+        return self.maker.data.key("evaluation") if self.maker.data.evaluation else []
 
     def _rejected(self, engine: Any) -> dict[str, Any] | None:
         """The comparison on a subset, if the budget is surely broken there."""
-        whole = self.data.evaluation
-        if self.steps.planning or not whole or whole["n"] < _SHARE * SUBSET:
+        whole = self.maker.data.evaluation
+        if self.maker.steps.planning or not whole or whole["n"] < _SHARE * SUBSET:
             return None
-        if ":" in (self.options.metric or ""):  # samples may only count together, and a subset parts them
+        if ":" in (self.maker.options.metric or ""):  # samples may count together only
             return None
-        drawn = self.steps.run(
+        drawn = self.maker.steps.run(
             "subset",
             "compressor.data._subset:subset",
-            {"n": SUBSET, "seed": self.options.seed},
+            {"n": SUBSET, "seed": self.maker.options.seed},
             unkeyed={"indices": whole["indices"]},
             after=self._key(),
         )
@@ -134,7 +143,7 @@ class Trials:
         step = _quantizing(rung)
         if not step:
             return None
-        found = self.steps.run(
+        found = self.maker.steps.run(
             "mixes",
             "compressor.quantization.mixed:few",
             {"share": CHEAP, "error": HARMLESS},
@@ -149,7 +158,7 @@ class Trials:
         if not step:
             return [], 0.0
         self._given = {**self._measured(rung, step), **self._profiles(rung.engine)}
-        found = self.steps.run(
+        found = self.maker.steps.run(
             "mixes", "compressor.quantization.mixed:choices", {}, fresh=True, unkeyed=self._given
         )
         mixes = [_mix(rung.recipe, choice) for choice in found.value["choices"]]
@@ -158,7 +167,7 @@ class Trials:
     def reduced(self, rung: Rung) -> list[Mix]:
         """Mixes with one layer less in float."""
         layers = rung.recipe.steps[-1].parameters.get("exclude", [])
-        found = self.steps.run(
+        found = self.maker.steps.run(
             "mixes",
             "compressor.quantization.mixed:reduced",
             {},
@@ -172,18 +181,18 @@ class Trials:
         engine = rung.engine
         model, quantized = engine.stem.json(), engine.model.json()
         sensitivity: dict[str, Any] = {"weights": {}, "activations": {}}
-        if not rung.fits(self.options.max_drop):
+        if not rung.fits(self.maker.options.max_drop):
             if step.parameters.get("bias_correction") == "full":  # makes good for errors that come before
                 alone = replace(step, parameters={**step.parameters, "bias_correction": "fast"})
                 recipe = replace(rung.recipe, steps=(*rung.recipe.steps[:-1], alone))
                 engine = self.maker.built(recipe, self.target)
                 quantized = engine.model.json()
-            sensitivity = self.steps.run(
+            sensitivity = self.maker.steps.run(
                 "sensitivity",
                 "compressor.quantization.sensitivity:sensitivity",
                 {},
-                unkeyed={"model": model, "quantized": quantized, "data": self.data.calibration},
-                after=[engine.exported.key, *self.data.key("calibration")],
+                unkeyed={"model": model, "quantized": quantized, "data": self.maker.data.calibration},
+                after=[engine.exported.key, *self.maker.data.key("calibration")],
                 what="the error that each quantized tensor alone brings in",
             ).value
         return {
@@ -197,15 +206,15 @@ class Trials:
     def _profiles(self, engine: Any) -> dict[str, Any]:
         """Kernels of the float engine and of `engine`."""
         engines = (self.baseline, engine)
-        done = self.steps.run(
+        done = self.maker.steps.run(
             "profile",
             "serving.profile:profile",
             {
                 "runtime": self.target.runtime,
                 "device": self.target.device,
-                "threads": self.options.threads,
+                "threads": self.maker.options.threads,
             },
-            unkeyed={"engines": [one.path for one in engines], "data": self.data.evaluation},
+            unkeyed={"engines": [one.path for one in engines], "data": self.maker.data.evaluation},
             after=[*(one.exported.key for one in engines), *self._key()],
             measured=True,
             what="the time of each layer, float and quantized",
@@ -215,7 +224,7 @@ class Trials:
     def race(self, rungs: Sequence[Rung]) -> list[float]:
         """Measured speeds against the float engine, from a quarter of the time of the final measurement."""
         engines = [self.baseline, *(rung.engine for rung in rungs)]
-        rows = self.maker.raced(engines, max(1.0, self.options.bench / 4) * len(engines))
+        rows = self.maker.raced(engines, max(1.0, self.maker.options.bench / 4) * len(engines))
         return [row["ratio_to_baseline"]["value"] if row else 1.0 for row in rows[1:]]
 
 
