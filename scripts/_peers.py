@@ -39,6 +39,7 @@ class Peer:
     transformers_only: bool = False
 
 
+_LAYERS = ["Conv", "Gemm", "MatMul"]  # of transformers, whose normalizations must stay float
 _ORT = ("onnxruntime",)
 _NNCF = ("nncf", "openvino")
 PEERS = (
@@ -50,6 +51,7 @@ PEERS = (
         _ORT,
         settings={"reduce_range": True, "method": "Percentile", "samples": 40},
     ),
+    Peer("ORT per-tensor, reduce_range", "ort", _ORT, settings={"reduce_range": True, "per_channel": False}),
     Peer("ORT dynamic", "ort_dynamic", _ORT, transformers_only=True),
     Peer("NNCF", "nncf", _NNCF, "model.xml"),
     Peer("NNCF, overflow_fix", "nncf", _NNCF, "model.xml", {"overflow_fix": "ENABLE"}),
@@ -162,8 +164,8 @@ def ort(job: dict[str, Any], samples: Samples) -> float:
         job["out"],
         _reader(samples),
         quant_format=quantization.QuantFormat.QDQ,
-        op_types_to_quantize=["MatMul", "Gemm"] if job["transformer"] else None,
-        per_channel=True,
+        op_types_to_quantize=_LAYERS if job["transformer"] else None,
+        per_channel=settings.get("per_channel", True),
         reduce_range=settings.get("reduce_range", False),
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
@@ -208,21 +210,46 @@ def quark(job: dict[str, Any], samples: Samples) -> float:
     from quark.onnx.quantization.config import Config, get_default_config
 
     started = time.process_time()
-    quantizer = ModelQuantizer(Config(global_quant_config=get_default_config("A8W8")))
+    config = get_default_config("A8W8")
+    if job["transformer"]:
+        config.op_types_to_quantize = _LAYERS
+    quantizer = ModelQuantizer(Config(global_quant_config=config))
     quantizer.quantize_model(job["model"], job["out"], _reader(samples))
     return started
 
 
 def aimet(job: dict[str, Any], samples: Samples) -> float:
-    """AIMET's simulation with its default settings, written with Q/DQ pairs."""
+    """AIMET's simulation with its default settings, of a transformer's layers alone, written with Q/DQ pairs."""
     import onnx
     from aimet_onnx.quantsim import QuantizationSimModel
 
     started = time.process_time()
-    simulation = QuantizationSimModel(onnx.load(job["model"]), providers=["CPUExecutionProvider"])
+    settings = {"config_file": _aimet_layers(job)} if job["transformer"] else {}
+    model = onnx.load(job["model"])
+    simulation = QuantizationSimModel(model, providers=["CPUExecutionProvider"], **settings)
     simulation.compute_encodings(list(samples))
     onnx.save(simulation.to_onnx_qdq(), job["out"])
     return started
+
+
+def _aimet_layers(job: dict[str, Any]) -> str:
+    """A file that has AIMET quantize nothing but inputs, outputs and weights of the layers."""
+    layer = {
+        "is_input_quantized": "True",
+        "is_output_quantized": "True",
+        "params": {"weight": {"is_quantized": "True", "is_symmetric": "True"}},
+    }
+    rules: dict[str, Any] = {
+        "defaults": {"ops": {}, "params": {}, "per_channel_quantization": "True"},
+        "params": {},
+        "op_type": dict.fromkeys(_LAYERS, layer),
+        "supergroups": [],
+        "model_input": {"is_input_quantized": "True"},
+        "model_output": {},
+    }
+    file = Path(job["out"]).with_name("aimet.json")
+    file.write_text(json.dumps(rules))
+    return str(file)
 
 
 def main() -> int:

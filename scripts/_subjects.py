@@ -186,7 +186,8 @@ def magika(place: Workplace) -> Subject:
     found = np.load(ASSETS / "_data/magika_files.npz")
     parts = _quarter({"bytes": found["x"].astype(np.int32), "y": found["y"].astype(np.int64)})
     file = ASSETS / "magika_onnx/model.onnx"
-    return Subject("magika, types of files", str(file), None, place.data(*parts), max_drop=0.97)
+    data = place.data(*parts)
+    return Subject("magika, types of files", str(file), None, data, transformer=True, max_drop=0.97)
 
 
 def yolox(place: Workplace) -> Subject:
