@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compressor.errors import DataError, UnsupportedError
-from compressor.model import TensorSpec
+from compressor.model import DTYPES, TensorSpec
 
 if TYPE_CHECKING:
     from serving.runtimes import Array
@@ -24,10 +24,15 @@ def specs_of(data: dict[str, Any]) -> tuple[TensorSpec, ...]:
 
 
 def fixed_batch(specs: tuple[TensorSpec, ...]) -> int | None:
-    """The batch size that the engine is bound to, None when it takes any."""
+    """The batch size that the engine is bound to, None when it takes any.
+
+    Inputs whose first sizes are fixed and differ have no batch: a call is one sample then.
+    """
     sizes = {spec.shape[0] for spec in specs if spec.shape}
     fixed = {size for size in sizes if isinstance(size, int)}
-    return min(fixed) if len(fixed) == 1 and len(sizes) == 1 else None
+    if not fixed or fixed != sizes:
+        return None
+    return min(fixed) if len(fixed) == 1 else 1
 
 
 def batches_of(data: dict[str, Any], size: int, seed: int = 0) -> list[dict[str, Array]]:
@@ -76,13 +81,23 @@ def _made_up(specs: tuple[TensorSpec, ...], size: int, seed: int) -> list[dict[s
 
 
 def _values(spec: TensorSpec, size: int, rng: np.random.Generator) -> Array:
+    """A free first axis is the batch; a fixed one (a state that all samples share) keeps its size."""
     free = [name for name in spec.shape[1:] if isinstance(name, str)]
     if free:
         raise UnsupportedError(
             f"input '{spec.name}' has the free dimension '{free[0]}', so made-up inputs have no size; "
             "pass --data with real samples"
         )
-    shape = tuple(size if axis == 0 else int(length) for axis, length in enumerate(spec.shape))
+    if spec.dtype not in DTYPES:
+        raise UnsupportedError(
+            f"input '{spec.name}' is of type {spec.dtype}, for which no values are made up; made-up inputs "
+            "are numbers and bool"
+        )
+    shape = tuple(size if isinstance(length, str) else length for length in spec.shape)
+    if spec.dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.asarray(rng.normal(size=shape), ml_dtypes.bfloat16)
     dtype = np.dtype(spec.dtype)
     if dtype.kind == "f":
         return np.asarray(rng.normal(size=shape), dtype)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compressor import plugins
+from compressor import events, plugins
 from compressor.errors import UsageError
 from compressor.model import TensorSpec
 from serving.bench.inputs import batches_of, fixed_batch
@@ -59,15 +59,19 @@ def standalone(
     fails: then there are no numbers.
     """
     _check(engines, requests, seconds, batch, seed)
+    if source is None and preprocess:
+        raise UsageError(
+            "--preprocess is for pictures, and made-up inputs are none; leave it out or pass --data"
+        )
     placed = [_place(engine, threads) for engine in engines]
     if len({(item.runtime, item.device) for item in placed}) > 1:
         raise UsageError(
             "engines of different runtimes or devices cannot be timed in turns: "
             + ", ".join(f"{item.file} ({item.runtime}:{item.device})" for item in placed)
         )
-    first = placed[0]
-    data = _data(first, source, preprocess or first.preprocess)
-    size = _size(first, batch)
+    first = replace(placed[0], inputs=_shared_inputs(placed))
+    data = _data(first, source, preprocess)
+    size = _size(placed, first.inputs, batch)
     if requests is not None:
         rows = [_requested(first, data, requests, threads, size, seed)]
     else:
@@ -98,11 +102,55 @@ def _check(
         raise UsageError(f"--seed {seed}: must be 0 or more")
 
 
-def _size(engine: _Placed, batch: int | None) -> int:
-    """Samples in a call; raises `UsageError` for others than those to which the engine is bound."""
-    fixed = fixed_batch(engine.inputs)
+def _shared_inputs(placed: Sequence[_Placed]) -> tuple[TensorSpec, ...]:
+    """What all engines take: free sizes are bound where one of them binds them.
+
+    Raises `UsageError` with the engine, the input and both forms where there is no such thing.
+    """
+    first, *others = placed
+    shared = {spec.name: spec for spec in first.inputs}
+    for other in others:
+        theirs = {spec.name: spec for spec in other.inputs}
+        if theirs.keys() != shared.keys():
+            raise _misfit(first, other, f"the inputs {', '.join(shared)}", ", ".join(theirs))
+        for name, spec in shared.items():
+            joined = _joined(spec, theirs[name])
+            if joined is None:
+                raise _misfit(first, other, f"'{name}' as {_form(spec)}", _form(theirs[name]))
+            shared[name] = joined
+    return tuple(shared.values())
+
+
+def _joined(one: TensorSpec, other: TensorSpec) -> TensorSpec | None:
+    """The input that fits both; None: none does."""
+    if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+        return None
+    shape = []
+    for ours, theirs in zip(one.shape, other.shape, strict=True):
+        if isinstance(ours, int) and isinstance(theirs, int) and ours != theirs:
+            return None
+        shape.append(theirs if isinstance(ours, str) else ours)
+    return replace(one, shape=tuple(shape))
+
+
+def _misfit(first: _Placed, other: _Placed, ours: str, theirs: str) -> UsageError:
+    return UsageError(
+        f"{first.file} and {other.file} cannot be timed on the same inputs: the first takes {ours}, the "
+        f"other {theirs}; time them one at a time"
+    )
+
+
+def _form(spec: TensorSpec) -> str:
+    sizes = "x".join("?" if isinstance(size, str) else str(size) for size in spec.shape)
+    return f"{spec.dtype} {sizes or 'scalar'}"
+
+
+def _size(placed: Sequence[_Placed], inputs: tuple[TensorSpec, ...], batch: int | None) -> int:
+    """Samples in a call; raises `UsageError` for others than those to which an engine is bound."""
+    fixed = fixed_batch(inputs)
     if fixed and batch and fixed != batch:
-        raise UsageError(f"--batch {batch}: {engine.file.name} takes {fixed} samples at a time and no others")
+        bound = next((item for item in placed if fixed_batch(item.inputs)), placed[0])
+        raise UsageError(f"--batch {batch}: {bound.file.name} takes {fixed} samples at a time and no others")
     return fixed or batch or 1
 
 
@@ -120,10 +168,16 @@ def _data(engine: _Placed, source: str | None, preprocess: dict[str, Any] | None
     inputs = [asdict(spec) for spec in engine.inputs]
     if source is None:
         return {"source": None, "inputs": inputs}
-    facts = describe(source, preprocess, inputs)
+    how = preprocess or engine.preprocess
+    facts = describe(source, how, inputs)
+    pictures = facts["kind"] == "image_folder"
+    if preprocess and not pictures:
+        events.warn(
+            f"{source}: --preprocess is for pictures; these data are given to the engines as they are"
+        )
     return {
         "source": source,
-        "preprocess": preprocess if facts["kind"] == "image_folder" else None,
+        "preprocess": how if pictures else None,
         "inputs": inputs,
         "binding": facts["binding"],
         "sha256": facts["sha256"],

@@ -33,12 +33,31 @@ def chain(path: Path, layers: int, batch: str | int = "N") -> Path:
     return path
 
 
+def added(path: Path, inputs: dict[str, list[str | int]], kind: int = TensorProto.FLOAT) -> Path:
+    """An engine that gives the sum of its inputs; of strings, which have none, their shape."""
+    op, out = ("Shape", TensorProto.INT64) if kind == TensorProto.STRING else ("Sum", kind)
+    graph = helper.make_graph(
+        [helper.make_node(op, list(inputs), ["y"])],
+        "added",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", out, None)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engines")
     chain(folder / "short.onnx", 4)
     chain(folder / "long.onnx", 32)
     chain(folder / "four.onnx", 4, batch=4)
+    chain(folder / "three.onnx", 4, batch=3)
+    added(folder / "double.onnx", {"x": ["N", 256]}, TensorProto.DOUBLE)
+    added(folder / "other.onnx", {"z": ["N", 256]})
+    added(folder / "flat.onnx", {"x": ["N", 16, 16]})
+    added(folder / "state.onnx", {"x": ["N", 2, 3], "state": [2, 3]})
+    added(folder / "text.onnx", {"x": ["N", 4]}, TensorProto.STRING)
     np.savez(folder / "data.npz", x=np.ones((20, 256), np.float32))
     return folder
 
@@ -102,6 +121,17 @@ def test_several_engines_are_compared_with_the_first(place: Path, capsys: pytest
         (["short.onnx", "--data", "data.npz", "--seed", "-1"], "--seed -1"),
         (["short.onnx", "--data", "data.npz", "--threads", "0"], "threads must be from 1"),
         (["four.onnx", "--data", "data.npz", "--batch", "2"], "takes 4 samples at a time"),
+        (["text.onnx", "--made-up", "--requests", "1"], "'x' is of type string"),
+        (["short.onnx", "--made-up", "--preprocess", "resize=8"], "--preprocess is for pictures"),
+        (["short.onnx", "four.onnx", "--made-up", "--batch", "2"], "four.onnx takes 4 samples"),
+        (
+            ["three.onnx", "short.onnx", "four.onnx", "--made-up"],
+            "three.onnx and four.onnx cannot be timed on the same inputs: the first takes 'x' as float32 "
+            "3x256, the other float32 4x256; time them one at a time",
+        ),
+        (["short.onnx", "double.onnx", "--made-up"], "'x' as float32 ?x256, the other float64 ?x256"),
+        (["short.onnx", "flat.onnx", "--made-up"], "'x' as float32 ?x256, the other float32 ?x16x16"),
+        (["short.onnx", "other.onnx", "--made-up"], "the inputs x, the other z"),
         (["short.onnx", "--data", "data.npz", "--json", "."], "--json .: is a folder"),
         (["short.onnx", "--data", "data.npz", "--json", "no/x.json"], "there is no folder no"),
     ],
@@ -120,6 +150,25 @@ def test_what_cannot_be_measured_gives_one_line_and_no_file(
     assert said in error
     assert error.count("\n") == 1
     assert not (place / "none.json").exists()
+
+
+def test_engines_are_timed_at_the_batch_to_which_any_of_them_is_bound(place: Path) -> None:
+    answer = figures(place, str(place / "short.onnx"), str(place / "four.onnx"), "--seconds", "0.5")
+    assert answer["batch"] == 4
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_input_whose_first_size_is_fixed_keeps_it(place: Path, batch: int) -> None:
+    arguments = ["--made-up", "--requests", "2", "--batch", str(batch), "--json", str(place / "state.json")]
+    assert main(["bench", str(place / "state.onnx"), *arguments]) == 0
+    assert json.loads((place / "state.json").read_text())["batch"] == batch
+
+
+def test_preprocessing_that_the_data_do_not_take_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures(place, str(place / "short.onnx"), "--requests", "1", "--preprocess", "resize=8")
+    assert "--preprocess is for pictures" in capsys.readouterr().err
 
 
 def test_made_up_inputs_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

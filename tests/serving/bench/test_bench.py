@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from compressor import events, worker
 from compressor.errors import DataError, UnsupportedError, UsageError
+from compressor.model import TensorSpec
 from serving.bench import latency
 from serving.bench.inputs import batches_of, fixed_batch
 from serving.bench.interleave import Cluster, Measured
@@ -152,6 +154,18 @@ def test_made_up_inputs_need_sizes() -> None:
     np.testing.assert_array_equal(first[0]["x"], second[0]["x"])
     with pytest.raises(UnsupportedError, match="free dimension 'L'"):
         batches_of(made_up("L"), 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "bool", "uint8", "int64"])
+def test_made_up_inputs_are_of_the_engines_type(dtype: str) -> None:
+    data = {"source": None, "inputs": [{"name": "x", "dtype": dtype, "shape": ["N", 3]}]}
+    assert batches_of(data, 2)[0]["x"].dtype.name == dtype
+
+
+def test_inputs_of_different_fixed_sizes_have_no_batch() -> None:
+    sizes = [TensorSpec("x", "float32", (4, 8)), TensorSpec("state", "float32", (2, 8))]
+    assert fixed_batch(tuple(sizes)) == 1
+    assert fixed_batch((replace(sizes[0], shape=("N", 8)), sizes[1])) is None
 
 
 def test_no_samples_is_an_error(reference: Any) -> None:
