@@ -6,18 +6,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressor import plugins
+from compressor import onnx_files, plugins
 from compressor.errors import UnsupportedError
 from compressor.model import Model, TensorSpec
 from compressor.store import file_digest
 from compressor.target import Target
 
 if TYPE_CHECKING:
+    import onnx
     import openvino
 
 __all__ = ["FORM", "SUFFIX", "VERSION", "check", "export"]
 
-VERSION = 2
+VERSION = 3
 FORM = "onnx"
 SUFFIX = ".xml"
 
@@ -48,7 +49,7 @@ def export(model: dict[str, Any], target: str, folder: str, load: bool = True) -
     if reason := check(Target.parse(target)):
         raise UnsupportedError(f"target {target}: {reason}")
     source, path = Model.of(model), Path(folder, "model.xml")
-    graph = _graph(source)
+    graph = _graph(source, Path(folder))
     _save(graph, path)
     graph.set_rt_info(file_digest(path.with_suffix(".bin")), ["modelpress", "weights_sha256"])
     _save(graph, path)
@@ -63,20 +64,62 @@ def export(model: dict[str, Any], target: str, folder: str, load: bool = True) -
     }
 
 
-def _graph(source: Model) -> openvino.Model:
+def _graph(source: Model, folder: Path) -> openvino.Model:
     """The model as OpenVINO's graph, simplified as its own converter does: half as large without weights."""
     import openvino
     from openvino._offline_transformations import apply_moc_transformations
 
+    path = _without_dropout(source.path, folder)
     try:
-        graph = openvino.Core().read_model(str(source.path))
+        graph = openvino.Core().read_model(str(path))
     except Exception as error:
         raise UnsupportedError(f"OpenVINO cannot take this model: {_line(error)}") from error
     apply_moc_transformations(graph, False)
+    _name(graph.inputs, [spec.name for spec in source.inputs], "input")
+    _name(graph.outputs, [spec.name for spec in source.outputs], "output")
     known = {name for port in graph.inputs for name in port.get_names()}
     graph.add_parameters([_unread(spec) for spec in source.inputs if spec.name not in known])
     graph.validate_nodes_and_infer_types()
+    if path != source.path:
+        path.unlink()
     return graph
+
+
+def _without_dropout(path: Path, folder: Path) -> Path:
+    """The file, or one below `folder` in which a Dropout that does nothing is an Identity.
+
+    OpenVINO takes both out of the graph, and with Dropout the names of inputs and outputs beside it.
+    """
+    if not any(map(_is_idle, onnx_files.read(path, data=False).graph.node)):
+        return path
+    model = onnx_files.read(path)
+    for node in model.graph.node:
+        if _is_idle(node):
+            node.op_type = "Identity"
+            del node.input[1:], node.output[1:], node.attribute[:]
+    onnx_files.save(model, folder / "without_dropout.onnx")
+    return folder / "without_dropout.onnx"
+
+
+def _is_idle(node: onnx.NodeProto) -> bool:
+    """Whether a node is a Dropout out of training, as it is where nothing says otherwise, without a mask."""
+    return node.op_type == "Dropout" and not any(node.input[2:]) and not any(node.output[1:])
+
+
+def _name(ports: list[openvino.Output], names: list[str], what: str) -> None:
+    """Let ports be called as the model calls them: a tensor also has the names of what was simplified away.
+
+    Raises `UnsupportedError` for one that bears no name of the model's.
+    """
+    for port in ports:
+        own = next((name for name in names if name in port.get_names()), None)
+        if own is None:
+            raise UnsupportedError(
+                f"OpenVINO reads this model with another {what}, '{port.get_any_name()}'; the model's are "
+                f"{', '.join(names)}"
+            )
+        if port.get_any_name() != own:
+            port.get_tensor().set_names({own})
 
 
 def _unread(spec: TensorSpec) -> Any:

@@ -177,9 +177,15 @@ def _line(error: Exception) -> str:
 def _spec(port: Any) -> TensorSpec:
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
-        return TensorSpec(port.get_any_name(), _dtype(port), ("...",))
+        return TensorSpec(_name(port), _dtype(port), ("...",))
     sizes = tuple(f"dim{axis}" if size.is_dynamic else size.get_length() for axis, size in enumerate(shape))
-    return TensorSpec(port.get_any_name(), _dtype(port), sizes)
+    return TensorSpec(_name(port), _dtype(port), sizes)
+
+
+def _name(port: Any) -> str:
+    """An input's own name: its tensor also has those of what compiling took out behind it."""
+    own = str(port.get_node().get_friendly_name())
+    return own if own in port.get_names() else str(port.get_any_name())
 
 
 def _dtype(port: Any) -> str:

@@ -80,6 +80,68 @@ def test_names_free_dimensions_and_unread_inputs_stay(model: Any, tmp_path: Path
         np.testing.assert_allclose(outputs["y"], feeds["b"] @ WEIGHT + feeds["a"], rtol=1e-4, atol=1e-4)
 
 
+ZERO, SHAPE = np.zeros(1, np.float32), np.array([0, -1], np.int64)
+PASSING = [
+    ("Dropout", [], {}),
+    ("Identity", [], {}),
+    ("Cast", [], {"to": TensorProto.FLOAT}),
+    ("Add", ["zero"], {}),
+    ("Reshape", ["shape"], {}),
+]
+
+
+@pytest.mark.parametrize(("op", "more", "attributes"), PASSING, ids=[op for op, *_ in PASSING])
+@pytest.mark.parametrize("outputs", [("y",), ("y", "d"), ("y", "m"), ("y", "d", "m")])
+def test_what_openvino_takes_out_leaves_the_names(
+    tmp_path: Path, op: str, more: list[str], attributes: dict[str, Any], outputs: tuple[str, ...]
+) -> None:
+    """A node that does nothing behind the input, and one before the output; what is between is given too."""
+    nodes = [
+        helper.make_node(op, ["x", *more], ["d"], **attributes),
+        helper.make_node("MatMul", ["d", "w"], ["m"]),
+        helper.make_node(op, ["m", *more], ["y"], **attributes),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, ["N", 200])],
+        [value(name, TensorProto.FLOAT, ["N", 200 if name == "d" else 100]) for name in outputs],
+        [numpy_helper.from_array(*pair) for pair in ((WEIGHT, "w"), (ZERO, "zero"), (SHAPE, "shape"))],
+    )
+    path = tmp_path / "source.onnx"
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(proto, path)
+    source = Model("onnx", path, *onnx_files.specs(proto), "0" * 64, WEIGHT.size, "onnx")
+    (tmp_path / "out").mkdir()
+    made = exporter.export(source.json(), TARGET, str(tmp_path / "out"))
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(made["files"])
+    feed = np.ones((3, 200), np.float32)
+    found = run(tmp_path / "out", x=feed)
+    assert set(found) == set(outputs)
+    for name in outputs:
+        np.testing.assert_allclose(found[name], feed if name == "d" else feed @ WEIGHT, rtol=1e-4)
+
+
+def test_names_that_are_lost_are_said(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Dropout", ["x"], ["d", "mask"]),
+        helper.make_node("Cast", ["mask"], ["kept"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["d", "kept"], ["y"]),
+    ]
+    value = helper.make_tensor_value_info
+    floats = [value(name, TensorProto.FLOAT, ["N", 4]) for name in "xy"]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", floats[:1], floats[1:]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(proto, tmp_path / "source.onnx")
+    source = Model("onnx", tmp_path / "source.onnx", *onnx_files.specs(proto), "0" * 64, 0, "onnx")
+    with pytest.raises(UnsupportedError, match="another input, 'd'; the model's are x"):
+        exporter.export(source.json(), TARGET, str(tmp_path))
+
+
 def test_floats_are_not_stored_as_halves(model: Any, tmp_path: Path) -> None:
     found = exporter.export(model().json(), TARGET, str(tmp_path))
     assert (tmp_path / "model.bin").stat().st_size >= WEIGHT.nbytes
