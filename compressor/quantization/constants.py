@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +44,8 @@ def fold_constants(model: ModelProto) -> None:
     """Compute every node whose inputs are all constant, in one session of onnxruntime.
 
     A large weight that is also read elsewhere (a tied table and its transpose) stays as it is, so that it
-    is stored once; so do all large weights of a model that would not fit into one protobuf, a node that
+    is stored once; one that only such nodes read (gates of an LSTM, cut apart and put together in another
+    order) does not. All large weights stay of a model that would not fit into one protobuf; so do a node that
     makes a graph output, and a table that the graph makes from much less.
     """
     view = View(model)
@@ -53,7 +55,7 @@ def fold_constants(model: ModelProto) -> None:
         made = {name for node in folded.values() for name in node.output if name}
         wanted = sorted(name for name in made if _read_outside(name, folded, view))
         values = _evaluate(model, list(folded.values()), wanted)
-        grown = {value.name for value in values if _outgrows(value, folded, view)}
+        grown = _outgrown(values, folded, view)
         if not grown:
             break
         stay |= {key for key, node in folded.items() if grown & set(node.output)}
@@ -66,19 +68,55 @@ def fold_constants(model: ModelProto) -> None:
 
 def _constant_nodes(view: View, small: bool, stay: set[str]) -> dict[str, NodeProto]:
     """The nodes that can be computed once and for all, by key, but for those that `stay`."""
-    known = set(view.initializers)
-    folded: dict[str, NodeProto] = {}
-    for node in view.model.graph.node:
-        if View.key(node) not in stay and _foldable(node, known, view, small):
-            folded[View.key(node)] = node
-            known.update(node.output)
-    return folded
+    kept: set[str] = set()  # shared weights that a node reads which is not computed
+    while True:
+        known = set(view.initializers)
+        folded: dict[str, NodeProto] = {}
+        for node in view.model.graph.node:
+            if View.key(node) not in stay and _foldable(node, known - kept, view, small):
+                folded[View.key(node)] = node
+                known.update(node.output)
+        more = {name for node in folded.values() for name in node.input if _torn(name, folded, view)} - kept
+        if not more:
+            return folded
+        kept |= more
 
 
-def _outgrows(value: TensorProto, folded: dict[str, NodeProto], view: View) -> bool:
-    """Whether storing `value` takes much more than storing all that it is made from."""
+def _torn(name: str, folded: dict[str, NodeProto], view: View) -> bool:
+    """Whether a large weight would be stored twice, as some that read it are not computed."""
+    item = view.initializers.get(name)
+    if item is None or np.prod(item.dims) <= _SHARED_LIMIT:
+        return False
+    return name in view.outputs or _read_outside(name, folded, view)
+
+
+def _outgrown(values: Sequence[TensorProto], folded: dict[str, NodeProto], view: View) -> set[str]:
+    """Those of `values` that take much more to store than all that they are made from.
+
+    Values that are made from one large weight are counted together.
+    """
     makers = {name: node for node in folded.values() for name in node.output if name}
-    sources, waiting, seen = 0, [value.name], set()
+    sources = {value.name: _sources(value.name, makers, view) for value in values}
+    sharing: dict[str, list[TensorProto]] = {}
+    found = set()
+    for value in values:
+        size = sum(view.initializers[name].ByteSize() for name in sources[value.name])
+        if value.ByteSize() > 2 * size + _TABLE_BYTES:
+            found.add(value.name)
+        for name in sources[value.name]:
+            if np.prod(view.initializers[name].dims) > _SHARED_LIMIT:
+                sharing.setdefault(name, []).append(value)
+    for together in sharing.values():
+        origin = set().union(*(sources[value.name] for value in together))
+        size = sum(view.initializers[name].ByteSize() for name in origin)
+        if len(together) > 1 and sum(value.ByteSize() for value in together) > size + _TABLE_BYTES:
+            found |= {value.name for value in together}
+    return found
+
+
+def _sources(name: str, makers: dict[str, NodeProto], view: View) -> set[str]:
+    """The initializers that a value is made from."""
+    found, waiting, seen = set(), [name], set()
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -87,8 +125,8 @@ def _outgrows(value: TensorProto, folded: dict[str, NodeProto], view: View) -> b
         if name in makers:
             waiting += makers[name].input
         elif name in view.initializers:
-            sources += view.initializers[name].ByteSize()
-    return bool(value.ByteSize() > 2 * sources + _TABLE_BYTES)
+            found.add(name)
+    return found
 
 
 def drop_unused_initializers(model: ModelProto) -> None:
@@ -135,8 +173,7 @@ def _foldable(node: NodeProto, known: set[str], view: View, small: bool) -> bool
         if name not in known:
             return False
         item = view.initializers.get(name)
-        shared = len(view.consumers[name]) > 1 or name in view.captured
-        if item is not None and (shared or small) and np.prod(item.dims) > _SHARED_LIMIT:
+        if item is not None and small and np.prod(item.dims) > _SHARED_LIMIT:
             return False
     return True
 
@@ -149,6 +186,8 @@ def _read_outside(name: str, folded: dict[str, NodeProto], view: View) -> bool:
 
 def _evaluate(model: ModelProto, nodes: list[NodeProto], wanted: list[str]) -> list[TensorProto]:
     """The values of `wanted`, made by `nodes` from initializers."""
+    if not wanted:  # nothing reads what the nodes make
+        return []
     import onnxruntime
     from onnx import ValueInfoProto, helper, numpy_helper
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "run"]
 
-VERSION = 1
+VERSION = 2
 FORM = "onnx"
 _CONVOLUTIONS = 0.1  # of the compute
 _ERROR = 0.01  # of the power of an input's vectors that uint8 may change

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "run"]
 
-VERSION = 1
+VERSION = 2
 FORM = "onnx"
 _ROUNDINGS = ("nearest", "hqq", "gptq")
 _GROUPS = (16, 32, 64, 128, 256)

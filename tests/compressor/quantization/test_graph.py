@@ -231,6 +231,40 @@ def test_constant_arithmetic_is_computed_but_a_tied_table_is_kept_once(build, pr
     same(run, model, ready, {"ids": np.arange(5)})
 
 
+GATES = [("Slice", f"w s{gate} s{gate + 1} zero", f"g{gate}") for gate in range(4)]
+ORDER = {"zero": np.int64([0]), **{f"s{gate}": np.int64([gate * 64]) for gate in range(5)}}
+
+
+def test_gates_in_another_order_are_one_constant(build, prepared, run):
+    nodes = [*GATES, ("Concat", "g0 g3 g1 g2", "c", {"axis": 0}), ("Unsqueeze", "c zero", "u"),
+             ("LSTM", "x u r", "y", {"hidden_size": 64})]  # fmt: skip
+    model = build(
+        nodes, {"x": [3, "N", 40]}, {"y": None}, {"w": array(256, 40), "r": array(1, 256, 64), **ORDER}
+    )
+    ready = prepared(model)
+    assert operators(ready) == ["LSTM"]
+    assert ready.ByteSize() < 1.02 * model.ByteSize()
+    same(run, model, ready, {"x": array(3, 2, 40)})
+
+
+def test_what_would_store_a_shared_weight_twice_is_left(build, prepared, run):
+    nodes = [("Transpose", "w", "t"), ("Neg", "w", "n"), ("MatMul", "x t", "a"), ("MatMul", "a n", "y")]
+    model = build(nodes, {"x": ["N", 40]}, {"y": None}, {"w": array(256, 40)})
+    ready = prepared(model)
+    assert operators(ready) == ["Transpose", "Neg", "MatMul", "MatMul"]
+    same(run, model, ready, {"x": array(2, 40)})
+
+
+def test_a_cut_weight_that_is_read_elsewhere_too_is_left(build, prepared, run):
+    nodes = [*GATES, ("Concat", "g0 g3 g1 g2", "c", {"axis": 0}), ("MatMul", "x c", "a"),
+             ("MatMul", "a w2", "b"), ("MatMul", "x w", "d"), ("Add", "b d", "y")]  # fmt: skip
+    constants = {"w": array(256, 40), "w2": array(40, 40), **ORDER}
+    model = build(nodes, {"x": ["N", 256]}, {"y": None}, constants)
+    ready = prepared(model)
+    assert operators(ready).count("Slice") == 4
+    same(run, model, ready, {"x": array(2, 256)})
+
+
 def test_a_table_that_the_graph_makes_from_little_is_not_stored(build, prepared, run):
     window = np.linspace(0, 1, 64, dtype=np.float32)[None]
     nodes = [("Expand", "window size", "table"), ("MatMul", "x table", "y")]
