@@ -59,7 +59,10 @@ class Proof:
         if not (engine.stem and self.maker.data.calibration and last) or self.interrupted:
             return None
         chosen = scheme.SCHEMES.get(str(last[0].parameters.get("scheme")))
+        kernels = _pair_safe(engine.target)
         if last[0].stage != "quantize" or not chosen or not (chosen.pair_limit or chosen.narrow):
+            return None
+        if not kernels:
             return None
         if not (facts.get("quantized") or self.maker.steps.planning):
             return None
@@ -71,7 +74,7 @@ class Proof:
         done = self.maker.steps.run(
             "portable",
             "compressor.quantization.portability:portable",
-            {},
+            {"kernels": kernels},
             unkeyed=unkeyed,
             after=[engine.exported.key, *self.maker.data.key("calibration")],
             expected={},
@@ -106,6 +109,14 @@ class Proof:
                 what=str(engine.target),
             ).value
         return values
+
+
+def _pair_safe(target: Target) -> str | None:
+    """The scheme that a target's own kernels want on x86 without VNNI; None where none saturates."""
+    place = (target.runtime, target.device)
+    return next(
+        (name for name, made in scheme.SCHEMES.items() if made.place == place and made.pair_limit), None
+    )
 
 
 def _row(

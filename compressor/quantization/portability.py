@@ -9,7 +9,7 @@ taken away, computed exactly from the codes that it reads. So errors add up as t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +41,15 @@ def portable(
     quantized: dict[str, Any],
     data: dict[str, Any],
     folder: str,
+    kernels: str,
     moments: str | None = None,
     samples: int = 16,
 ) -> dict[str, Any]:
     """The task: what `quantized`, made of the float `model`, would do without VNNI, or costs for it.
 
-    Returns `scheme`, `without` (the scheme that processors without VNNI want), `layers` (how many of them
+    `kernels` names the pair-safe scheme of the runtime that the engine is for: its kernels form the pairs,
+    whichever scheme the file was made by. Returns `scheme` (the file's), `without` (`kernels`: what
+    processors without VNNI want), `layers` (how many of them
     could overflow) `of` (how many have pairs), and `proven`: none can, so that the file gives the same on
     both. If so, and the file was made under the limit, `cost_db` and `worst_db` are the mean and the largest
     rise of a layer's weight error that comes from it (see `pair_cost`; `moments` is the folder of that
@@ -60,7 +63,7 @@ def portable(
 
     facts, prepared = quantized["facts"], graph.prepare(Path(model["path"]))
     scheme = SCHEMES[facts["scheme"]]
-    limited = scheme if scheme.pair_limit else SCHEMES[scheme.narrow or scheme.name]
+    limited = _pairing(SCHEMES[kernels], scheme)
     made = onnx.load(quantized["path"])
     found = portability(prepared, made, limited)
     answer: dict[str, Any] = {"scheme": scheme.name, "without": limited.name, **found, "measured": None}
@@ -74,6 +77,11 @@ def portable(
         batches = ((batch.indices, batch.inputs) for batch in stream(data))
         answer["measured"] = simulate(prepared, made, batches, Path(folder), limited, samples)
     return answer
+
+
+def _pairing(kernels: Scheme, made: Scheme) -> Scheme:
+    """How a runtime's kernels pair the weights of a file: only a scheme that widens layers has wide ones."""
+    return replace(kernels, channels=min(kernels.channels, made.channels))
 
 
 def portability(reference: ModelProto, quantized: ModelProto, scheme: Scheme) -> dict[str, Any]:
