@@ -16,7 +16,7 @@ from typing import Any
 from compressor import machine, metrics, plugins, presets
 from compressor.delivery import deliver
 from compressor.engines import Engine, Maker, calibration
-from compressor.errors import CompressError, StoreError, UnsupportedError, UsageError, WorkerError
+from compressor.errors import CompressError, DataError, StoreError, UnsupportedError, UsageError, WorkerError
 from compressor.intake import load_data, load_model, resolve
 from compressor.model import Model
 from compressor.options import Options
@@ -188,7 +188,7 @@ class _Run:
         if data.evaluation:
             baseline = maker.ran(baseline, data.evaluation, data.key("evaluation"))
         engines = [(baseline, maker.compared(baseline, baseline))]
-        self._doubt(engines[0][1].get("metric"))
+        self._judged(engines[0][1])
         for target in targets:
             if target == baseline.target:
                 continue
@@ -199,6 +199,13 @@ class _Run:
             engines.append((chosen.engine, chosen.comparison))
             found["layers"][str(target)] = [] if self.interrupted else maker.layers(chosen.engine)
         return engines
+
+    def _judged(self, comparison: dict[str, Any]) -> None:
+        """Refuse a budget that nothing can be held against: the labels may fit no metric."""
+        if self.options.max_drop is not None and comparison and not comparison["metric"]:
+            why = comparison["metric_reason"]
+            raise DataError(f"--max-drop needs an accuracy to hold, but the float engine has none: {why}")
+        self._doubt(comparison.get("metric"))
 
     def _doubt(self, metric: dict[str, Any] | None) -> None:
         """Say so where the float engine itself only guesses: labels and outputs may not belong together."""

@@ -13,9 +13,11 @@ from compressor.metrics._intervals import (
     Z,
     bca,
     bootstrap,
+    design_effect,
     mcnemar,
     percentile,
     sign_flip,
+    sums_of,
     tango,
     wilson,
 )
@@ -50,9 +52,10 @@ def interval(scores: Scores | _Array | tuple[int, int], seed: int = 0) -> _Bound
 
     Counts `(successes, n)` and bool scores get Wilson's interval, float scores the BCa bootstrap of
     their mean, a metric of the whole set the percentile bootstrap over samples; if it is slow, the normal
-    interval of the bootstrap's standard error, which needs fewer resamples. Bounds are None where
-    there are too few samples. Samples whose score is NaN are left out (and counted in `Scores`).
-    Raises `DataError` if no sample has a score.
+    interval of the bootstrap's standard error, which needs fewer resamples. Where samples count in groups,
+    shares get Wilson's interval of counts divided by the `design_effect`, and groups are drawn. Bounds are
+    None where there are too few samples or groups. Samples whose score is NaN are left out (and counted
+    in `Scores`). Raises `DataError` if no sample has a score.
     """
     if isinstance(scores, tuple):
         return _percent(wilson(*scores))
@@ -62,6 +65,8 @@ def interval(scores: Scores | _Array | tuple[int, int], seed: int = 0) -> _Bound
         return _of_whole(scores, seed)
     values = scores.values
     assert values is not None
+    if scores.groups is not None and len(values):
+        return _of_groups(values, scores.groups, seed)
     if values.dtype == bool:
         return _percent(wilson(int(values.sum()), _some(len(values))))
     known = values[~np.isnan(values)]
@@ -79,26 +84,32 @@ def paired_drop(
     max_drop: float | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """How much worse the candidate is on the same samples: value, low, high, p_value, verdict, n, left_out.
+    """How much worse the candidate is on the same samples.
+
+    Gives value, low, high, p_value, verdict, n, left_out, reason.
 
     In units of the metric, percent points for proportions (bool scores); positive is worse, also where
     lower is better. Proportions: McNemar's exact p and Tango's interval; float scores: sign-flip p and
     BCa; a metric of the whole set, and rmse: the paired bootstrap. `verdict` against `max_drop`: "kept" if
     the upper bound is within it, "broken" if the lower bound is beyond it or the candidate has samples
     without a score that the baseline has, else "undecided"; None without `max_drop`. `left_out` counts
-    pairs without a score. `higher_is_better` is read from `Scores` where they are given.
+    pairs without a score. `reason` says why there are no bounds where it is not that samples are few: the
+    metric has no value on many resamples, or there are too few groups. Grouped samples are drawn, and their
+    signs flipped, by groups. `higher_is_better` is read from `Scores` where they are given.
     """
     first, second = _scores(baseline, higher_is_better), _scores(candidate, higher_is_better)
     if first.n != second.n:
         raise DataError(f"two engines were scored on different samples ({first.n} and {second.n})")
-    left_out, lost = 0, 0
+    left_out, lost, reason = 0, 0, None
     if first.whole is not None and second.whole is not None:
-        result = _paired_whole(first, second, seed)
+        result, reason = _paired_whole(first, second, seed)
     else:
         assert first.values is not None
         assert second.values is not None
+        if first.groups is not None and len(first.groups) < 2:
+            reason = "all its samples are of one group"
         if first.values.dtype == bool:
-            result = _paired_shares(first.values, second.values, first.higher_is_better)
+            result = _paired_shares(first, second)
         else:
             missing = np.isnan(first.values) | np.isnan(second.values)
             lost = int((np.isnan(second.values) & ~np.isnan(first.values)).sum())
@@ -115,6 +126,7 @@ def paired_drop(
         "verdict": verdict,
         "n": first.n,
         "left_out": left_out,
+        "reason": reason if low is None else None,
     }
 
 
@@ -133,12 +145,23 @@ def _scores(scores: Scores | _Array, higher_is_better: bool) -> Scores:
 _Paired = tuple[float, float | None, float | None, float | None]
 
 
-def _paired_shares(first: _Array, second: _Array, higher_is_better: bool) -> _Paired:
-    worse, better = int((first & ~second).sum()), int((second & ~first).sum())
-    if not higher_is_better:
+def _paired_shares(first: Scores, second: Scores) -> _Paired:
+    assert first.values is not None
+    assert second.values is not None
+    worse, better = (first.values & ~second.values), (second.values & ~first.values)
+    if not first.higher_is_better:
         worse, better = better, worse
-    value, low, high = (100 * bound for bound in tango(worse, better, _some(len(first))))
-    return value, low, high, mcnemar(worse, better)
+    one, two, n = int(worse.sum()), int(better.sum()), _some(len(worse))
+    groups = first.groups
+    if groups is None:
+        value, low, high = (100 * bound for bound in tango(one, two, n))
+        return value, low, high, mcnemar(one, two)
+    if len(groups) < 2:
+        return 100 * (one - two) / n, None, None, None
+    differences = worse.astype(np.float64) - better
+    effect = design_effect(differences, worse | better, groups)
+    value, low, high = (100 * bound for bound in tango(one / effect, two / effect, n / effect))
+    return value, low, high, sign_flip(sums_of(differences, groups))
 
 
 def _paired_values(first: Scores, second: Scores, known: _Array, seed: int) -> _Paired:
@@ -149,10 +172,42 @@ def _paired_values(first: Scores, second: Scores, known: _Array, seed: int) -> _
     if first.root:
         return _paired_roots(before, after, seed)
     differences = sign * (before - after)
+    if first.groups is not None:
+        return _paired_groups(differences, known, first.groups, seed)
     if len(differences) < 2:
         return float(differences[0]), None, None, None
     value, low, high = bca(differences, seed)
     return value, low, high, sign_flip(differences, seed)
+
+
+def _paired_groups(differences: _Array, known: _Array, groups: list[_Array], seed: int) -> _Paired:
+    """Differences of the `known` samples, whose groups are drawn and whose groups' signs are flipped."""
+    spread = np.full(len(known), np.nan)
+    spread[known] = differences
+    value, low, high = _of_groups(spread, groups, seed)
+    p_value = None if low is None else sign_flip(sums_of(np.nan_to_num(spread), groups), seed)
+    return value, low, high, p_value
+
+
+def _of_groups(values: _Array, groups: list[_Array], seed: int) -> _Bounds:
+    """The mean of scores and its bounds, in percent for shares, where groups of samples are independent.
+
+    Efron and Tibshirani (1993), section 8.3: what is drawn with replacement is what is independent.
+    """
+    if values.dtype == bool:
+        share = float(values.mean())
+        if len(groups) < 2:
+            return 100 * share, None, None
+        rare = values if share < 0.5 else ~values
+        n = len(values) / design_effect(values.astype(np.float64), rare, groups)
+        return _percent(wilson(share * n, n))
+    known = ~np.isnan(values)
+    sums, counts = sums_of(np.nan_to_num(values), groups), sums_of(known.astype(np.float64), groups)
+    sums, counts = sums[counts > 0], counts[counts > 0]
+    mean = float(sums.sum() / _some(int(counts.sum())))
+    if len(sums) < 2:
+        return mean, None, None
+    return mean, *percentile(bootstrap(lambda rows: sums[rows].sum(1) / counts[rows].sum(1), len(sums), seed))
 
 
 def _paired_roots(before: _Array, after: _Array, seed: int) -> _Paired:
@@ -166,7 +221,7 @@ def _paired_roots(before: _Array, after: _Array, seed: int) -> _Paired:
     return value, *percentile(draws), _two_sided(draws)
 
 
-def _paired_whole(first: Scores, second: Scores, seed: int) -> _Paired:
+def _paired_whole(first: Scores, second: Scores, seed: int) -> tuple[_Paired, str | None]:
     assert first.whole is not None
     assert second.whole is not None
     one, two = first.whole, second.whole
@@ -176,34 +231,43 @@ def _paired_whole(first: Scores, second: Scores, seed: int) -> _Paired:
         return sign * (one(rows) - two(rows))
 
     value = _finite(drop(np.arange(first.n)), first.metric)
-    draws = _draws(drop, first, seed, max(first.seconds, second.seconds))
-    return (value, None, None, None) if draws is None else (value, *_bounds(value, draws), _two_sided(draws))
+    draws, reason = _draws(drop, first, seed, max(first.seconds, second.seconds))
+    if draws is None:
+        return (value, None, None, None), reason
+    return (value, *_bounds(value, draws), _two_sided(draws)), None
 
 
 def _of_whole(scores: Scores, seed: int) -> _Bounds:
     assert scores.whole is not None
     value = _finite(scores.whole(np.arange(scores.n)), scores.metric)
-    draws = _draws(scores.whole, scores, seed, scores.seconds)
+    draws, _ = _draws(scores.whole, scores, seed, scores.seconds)
     return (value, None, None) if draws is None else (value, *_bounds(value, draws))
 
 
-def _draws(function: Callable[[_Array], float], of: Scores, seed: int, seconds: float) -> _Array | None:
-    """A whole-set metric on resamples; None if more than one in twenty has no value (one class only, say).
+def _draws(
+    function: Callable[[_Array], float], of: Scores, seed: int, seconds: float
+) -> tuple[_Array | None, str | None]:
+    """A whole-set metric on resamples; None and why if more than one in twenty has no value.
 
     What is drawn are samples, or groups of them (Efron, Tibshirani 1993, section 8.3: what is independent).
     """
     groups, n = of.groups, len(of.groups) if of.groups else of.n
+    failures: list[str] = []
 
     def each(picks: _Array) -> _Array:
         rows = (np.concatenate([groups[place] for place in pick]) if groups else pick for pick in picks)
-        return np.array([_or_nan(function, row) for row in rows])
+        return np.array([_or_nan(function, row, failures) for row in rows])
 
     if n < 2:
-        return None
+        return None, "all its samples are of one group" if groups else None
     few = seconds * _WHOLE_RESAMPLES > _PATIENCE
     draws = bootstrap(each, n, seed, _FEW_RESAMPLES if few else _WHOLE_RESAMPLES)
     known = draws[np.isfinite(draws)]
-    return known if len(known) >= 0.95 * len(draws) else None
+    if len(known) >= 0.95 * len(draws):
+        return known, None
+    why = failures[0] if failures else "it gives NaN or infinity"
+    missing = len(draws) - len(known)
+    return None, f"the metric has no value on {missing} of {len(draws)} resamples of the samples ({why})"
 
 
 def _bounds(value: float, draws: _Array) -> tuple[float, float]:
@@ -214,10 +278,12 @@ def _bounds(value: float, draws: _Array) -> tuple[float, float]:
     return value - half, value + half
 
 
-def _or_nan(function: Callable[[_Array], float], rows: _Array) -> float:
+def _or_nan(function: Callable[[_Array], float], rows: _Array, failures: list[str]) -> float:
+    """NaN where the metric fails, whose words go to `failures`."""
     try:
         return float(function(rows))
-    except DataError:
+    except DataError as error:
+        failures.append(str(error))
         return float("nan")
 
 

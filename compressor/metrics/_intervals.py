@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RESAMPLES", "Z", "bca", "bootstrap", "mcnemar", "percentile", "sign_flip", "tango", "wilson"]
+__all__ = [
+    "RESAMPLES",
+    "Z",
+    "bca",
+    "bootstrap",
+    "design_effect",
+    "mcnemar",
+    "percentile",
+    "sign_flip",
+    "sums_of",
+    "tango",
+    "wilson",
+]
 
 Z = NormalDist().inv_cdf(0.975)
 RESAMPLES = 2000
 _CELLS = 4_000_000
+_TELLING = 5  # groups from which the correlation within groups can be estimated
 _Floats = NDArray[np.float64]
 
 
-def wilson(successes: int, n: int) -> tuple[float, float, float]:
+def wilson(successes: float, n: float) -> tuple[float, float, float]:
     """Share and 95 % score interval, without continuity correction.
 
     E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209; method 3 of R. G. Newcombe, Stat. Med. 17 (1998) 857.
@@ -42,7 +55,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
-def tango(only_first: int, only_second: int, n: int) -> tuple[float, float, float]:
+def tango(only_first: float, only_second: float, n: float) -> tuple[float, float, float]:
     """Difference of two paired shares (first minus second) and its 95 % score interval.
 
     It keeps its coverage with few discordant pairs and has a width with none: z²/(n + z²) to each side.
@@ -59,7 +72,7 @@ def tango(only_first: int, only_second: int, n: int) -> tuple[float, float, floa
     return estimate, _root(score, Z, -1.0, estimate), _root(score, -Z, estimate, 1.0)
 
 
-def _tango_variance(only_first: int, only_second: int, n: int, difference: float) -> float:
+def _tango_variance(only_first: float, only_second: float, n: float, difference: float) -> float:
     """n times (2 q + d (1 - d)), q the share of `only_second` most likely under the difference d."""
     a = 2 * n
     b = -only_first - only_second + (2 * n - only_first + only_second) * difference
@@ -74,6 +87,28 @@ def _root(function: Callable[[float], float], value: float, low: float, high: fl
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > value else (low, middle)
     return (low + high) / 2
+
+
+def sums_of(values: _Floats, groups: Sequence[NDArray[np.intp]]) -> _Floats:
+    """The sum of the values of each group; a group is the positions of its samples, one at least."""
+    starts = np.cumsum([0, *(len(group) for group in groups[:-1])])
+    return np.asarray(np.add.reduceat(values[np.concatenate(groups)], starts), np.float64)
+
+
+def design_effect(values: _Floats, rare: NDArray[np.bool_], groups: Sequence[NDArray[np.intp]]) -> float:
+    """How many times the variance of a mean is what it would be if the samples of a group were independent.
+
+    Counts divided by it can be put into formulas for independent samples: J. N. K. Rao, A. J. Scott,
+    Biometrics 48 (1992) 577. At least 1; where fewer than five groups hold one of the samples that
+    decide (`rare`), there is nothing to estimate it from, and a group counts as one sample.
+    """
+    sizes = np.array([len(group) for group in groups], np.float64)
+    deviations = values - values.mean()
+    alone = np.square(deviations).sum()
+    if not alone or (sums_of(rare.astype(np.float64), groups) > 0).sum() < _TELLING:
+        return float(np.square(sizes).sum() / sizes.sum())
+    between = np.square(sums_of(deviations, groups)).sum() * len(groups) / (len(groups) - 1)
+    return max(1.0, float(between / alone))
 
 
 def bootstrap(

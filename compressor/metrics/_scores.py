@@ -29,7 +29,7 @@ class Scores:
     otherwise, NaN where there is none. A metric of the whole set has `whole` instead, which
     gives it for the samples at some positions and took `seconds` for all of them. `nonfinite` counts
     samples with NaN or infinite outputs.
-    `groups` are positions of samples that only count together (the two of a pair).
+    `groups` are positions of samples that only count together (the two of a pair), for either kind.
     """
 
     metric: str
@@ -50,8 +50,8 @@ class Scores:
 def choose(labels: _Array | None, outputs: _Outputs) -> tuple[str | None, str]:
     """The metric that labels and outputs speak for, and why; None where that cannot be known.
 
-    Integer labels of shape (n,) with class scores (n, k) give top1, with one score each binary; float
-    labels of an output's shape give mse.
+    Class numbers of shape (n,) with class scores (n, k) give top1, with one score each binary; float
+    labels of an output's shape give mse. Class numbers may be whole floats where they have no output's shape.
     """
     if labels is None:
         return None, "the data have no labels"
@@ -61,7 +61,11 @@ def choose(labels: _Array | None, outputs: _Outputs) -> tuple[str | None, str]:
         fitting = [name for name, array in arrays.items() if _flat(array).shape == _flat(labels).shape]
         if fitting:
             return "mse", f"labels are numbers of the shape of output '{fitting[0]}'"
-        return None, f"labels of shape {labels.shape} fit none of the outputs ({shapes}); pass --metric"
+        if labels.ndim != 1 or not (np.isfinite(labels) & (labels == np.rint(labels))).all():
+            fractions = ", and are no class numbers" if labels.ndim == 1 else ""
+            return None, (
+                f"labels of shape {labels.shape} fit none of the outputs ({shapes}){fractions}; pass --metric"
+            )
     if labels.ndim != 1:
         return None, f"labels of shape {labels.shape} are no class numbers; pass --metric module:callable"
     return _choose_classes(labels, arrays, shapes)
@@ -80,16 +84,19 @@ def _choose_classes(labels: _Array, arrays: Mapping[str, _Array], shapes: str) -
             return ("binary" if share else "binary-logit"), f"output '{name}' is one score a sample"
         if flat.ndim == 2 and low >= 0 and high < flat.shape[1]:
             return "top1", f"output '{name}' holds scores of {flat.shape[1]} classes"
-    return None, f"labels from {low} to {high} fit none of the outputs ({shapes}); pass --metric"
+    return None, (
+        f"labels from {low} to {high} fit none of the outputs ({shapes}): class numbers go from 0 to the "
+        "number of classes less one; mend the labels or pass --metric"
+    )
 
 
 def evaluate(metric: str, outputs: _Outputs, labels: _Array) -> Scores:
     """Score outputs (arrays of n rows by name, or one array) against labels of n rows.
 
     `module:callable` is called with the outputs (the array itself if there is one output, else a dict)
-    and the labels, and gives n scores or one number; its attribute `higher_is_better` defaults to True. A
-    function as its attribute `groups` gives from the labels the number of each sample's group: samples of a
-    group (the two sentences of a pair) stay together in every resample.
+    and the labels, copies that are its own, and gives n scores or one number; its attribute
+    `higher_is_better` defaults to True. A function as its attribute `groups` gives from the labels the number
+    of each sample's group: samples of a group (the two sentences of a pair) stay together in every resample.
     Raises `UsageError` for an unknown metric, `DataError` if outputs and labels do not fit it.
     """
     metric = check(metric)
@@ -179,35 +186,58 @@ def _unfit(metric: str, arrays: Mapping[str, _Array], labels: _Array) -> str:
 def _of_user(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: _Array) -> Scores:
     function = user_code.load(metric)
 
-    def call(rows: _Array | slice) -> _Array:
-        chosen = {name: array[rows] for name, array in arrays.items()}
+    def call(rows: _Array | None) -> _Array:
+        """What it gives for copies: what it does to its arguments is not done to ours."""
+        chosen = {name: _copied(array, rows) for name, array in arrays.items()}
         given = next(iter(chosen.values())) if len(chosen) == 1 else chosen
+        wanted = _copied(labels, rows)
         with user_code.running(metric):
-            return np.asarray(function(given, labels[rows]))
+            return np.asarray(function(given, wanted))
 
     started = time.monotonic()
-    result = call(slice(None))
+    result = call(None)
     seconds = time.monotonic() - started
-    higher = bool(getattr(function, "higher_is_better", True))
+    higher = _higher(metric, function)
     bad = int((~finite).sum())
-    if result.dtype.kind not in "biuf" or result.shape not in ((), (1,), (len(labels),)):
-        raise DataError(
-            f"metric {metric} gave {result.dtype} of shape {result.shape}; "
-            f"it must give one number, or one for each of the {len(labels)} samples"
-        )
-    if result.shape == (len(labels),):
+    groups = _groups(metric, getattr(function, "groups", None), labels)
+    if _numeric(result) and result.shape == (len(labels),):
         values = result if result.dtype == bool else np.where(np.isfinite(result), result, np.nan)
-        return Scores(metric, higher, len(labels), bad, values=values)
+        return Scores(metric, higher, len(labels), bad, values=values, groups=groups)
+    _number(metric, result, len(labels))
     known: dict[bytes, float] = {}  # all intervals ask for the same resamples
 
     def whole(rows: _Array) -> float:
         key = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
         if key not in known:
-            known[key] = float(call(rows).reshape(()))
+            known[key] = _number(metric, call(rows), len(rows))
         return known[key]
 
-    groups = _groups(metric, getattr(function, "groups", None), labels)
     return Scores(metric, higher, len(labels), bad, whole=whole, seconds=seconds, groups=groups)
+
+
+def _copied(array: _Array, rows: _Array | None) -> _Array:
+    return array.copy() if rows is None else array[rows]
+
+
+def _numeric(result: _Array) -> bool:
+    return result.dtype.kind in "biuf"
+
+
+def _number(metric: str, result: _Array, n: int) -> float:
+    """The one number that a metric of the whole set gives; `n` samples were asked about."""
+    if not _numeric(result) or result.shape not in ((), (1,)):
+        raise DataError(
+            f"metric {metric} gave {result.dtype} of shape {result.shape}; "
+            f"it must give one number, or one for each of the {n} samples"
+        )
+    return float(result.reshape(()))
+
+
+def _higher(metric: str, function: Any) -> bool:
+    found = getattr(function, "higher_is_better", True)
+    if not isinstance(found, bool | np.bool_):
+        raise DataError(f"metric {metric}: higher_is_better is {found!r}; it must be True or False")
+    return bool(found)
 
 
 def _groups(metric: str, function: Any, labels: _Array) -> list[_Array] | None:
@@ -215,12 +245,15 @@ def _groups(metric: str, function: Any, labels: _Array) -> list[_Array] | None:
     if function is None:
         return None
     with user_code.running(metric):
-        numbers = np.asarray(function(labels))
-    if numbers.shape != (len(labels),):
+        numbers = np.asarray(function(labels.copy()))
+    if numbers.shape != (len(labels),) or numbers.dtype.kind not in "biufUS":
         raise DataError(
-            f"metric {metric}: its groups have shape {numbers.shape}; "
+            f"metric {metric}: its groups have shape {numbers.shape} and type {numbers.dtype}; "
             f"they must be one number for each of the {len(labels)} samples"
         )
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise DataError(f"metric {metric}: its groups are not all finite; give each sample a group's number")
+    _, numbers = np.unique(numbers, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 

@@ -25,6 +25,7 @@ from compressor.report.text import (
     size,
     span,
 )
+from compressor.report.verdict import unknown
 
 __all__ = ["notebook", "render"]
 
@@ -201,7 +202,7 @@ def _quality_tiles(data: Data, engine: Data) -> list[Tile]:
         counted = points(drop["value"], data["metric"]).strip()
         tiles.append((name, f"{form(drop['value'])} <small>{counted}</small>", bounds + held))
     else:
-        tiles.append(("Accuracy", "unknown", "no labels"))
+        tiles.append(("Accuracy", "unknown", shorten(unknown(data, engine), 160)))
     if agreement and agreement["top1"] is not None:
         under = f"SQNR {decibels(agreement['sqnr_db'])}" if agreement["sqnr_db"] is not None else ""
         tiles.append(("Predictions as in float", percent(agreement["top1"]), under))

@@ -37,10 +37,12 @@ class Interval(TypedDict):
 class Drop(Interval):
     """How much worse than the float engine, in units of the metric (points for a metric in percent).
 
-    Positive is worse, whether the metric is better high or low. `verdict` is null without a budget.
+    Positive is worse, whether the metric is better high or low. `verdict` is null without a budget. `reason`
+    says why there are no bounds, where it is not that samples are few.
     """
 
     verdict: Literal["kept", "broken", "undecided"] | None
+    reason: NotRequired[str | None]
 
 
 class Agreement(TypedDict):

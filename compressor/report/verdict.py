@@ -30,7 +30,7 @@ from compressor.report.text import (
     ratio,
 )
 
-__all__ = ["Verdicts", "judge", "speed_class", "verdicts"]
+__all__ = ["Verdicts", "judge", "speed_class", "unknown", "verdicts"]
 
 FASTER, SLOWER = 1.02, 0.98
 SHARE_INT8 = 0.9
@@ -247,7 +247,7 @@ def _size(data: Data, engine: Data) -> str:
 def _accuracy(data: Data, engine: Data) -> str:
     drop = engine["drop"]
     if not drop:
-        return f"accuracy unknown (no labels){_agreement(engine)}"
+        return f"accuracy unknown ({unknown(data, engine)}){_agreement(engine)}"
     form = differences(data["metric"])
     bounds = between(drop["low"], drop["high"], form)
     name = data["metric"]["name"] if data["metric"] else "accuracy"
@@ -257,12 +257,20 @@ def _accuracy(data: Data, engine: Data) -> str:
     )
     allowed = budget(data["max_drop"], data["metric"]) if data["max_drop"] is not None else ""
     samples = data["data"]["evaluation"]["n"] if data["data"]["evaluation"] else 0
+    open_for = drop.get("reason") or f"{samples} samples are too few to tell"
     words = {
         "kept": f", budget of {allowed} kept",
         "broken": f", budget of {allowed} broken",
-        "undecided": f", budget of {allowed} undecided: {samples} samples are too few to tell",
+        "undecided": f", budget of {allowed} undecided: {open_for}",
     }
     return text + (words[drop["verdict"]] if drop["verdict"] and allowed else "")
+
+
+def unknown(data: Data, engine: Data) -> str:
+    """Why the accuracy of an engine is not known."""
+    if not data["data"]["evaluation"]:
+        return "no evaluation data"
+    return str(engine.get("metric_reason") or "no labels")
 
 
 def _agreement(engine: Data) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -205,6 +206,12 @@ def test_binary_has_its_threshold_at_half_or_at_logit_zero() -> None:
         (np.array([0.5, 1.0]), np.zeros((2, 1), np.float32), "mse"),
         (np.array([0, 7]), np.zeros((2, 3), np.float32), None),
         (np.array([0.5, 1.0]), np.zeros((2, 3), np.float32), None),
+        (np.array([0.0, 2.0]), np.zeros((2, 3), np.float32), "top1"),
+        (np.array([0.0, 1.0]), np.zeros((2, 1), np.float32), "mse"),
+        (np.array([0.0, 3.0]), np.zeros((2, 3), np.float32), None),
+        (np.array([0.0, np.nan]), np.zeros((2, 3), np.float32), None),
+        (np.array([0.0, np.inf]), np.zeros((2, 3), np.float32), None),
+        (np.array([-1, 2]), np.zeros((2, 3), np.float32), None),
         (np.zeros((2, 4, 4), np.int64), np.zeros((2, 3, 4, 4), np.float32), None),
         (None, np.zeros((2, 3), np.float32), None),
     ],
@@ -588,3 +595,173 @@ def test_pairs_stay_together_in_resamples(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["low"] > 0.3
     with pytest.raises(DataError, match="its groups have shape"):
         metrics.evaluate("paired.py:wrong", rows, labels)
+
+
+CARELESS = """
+import numpy as np
+
+def spoils(outputs, labels):
+    hits = outputs.argmax(1) == labels
+    outputs[:], labels[:] = 0, 0
+    return hits
+
+def spoils_whole(outputs, labels):
+    share = (outputs.argmax(1) == labels).mean()
+    outputs[:], labels[:] = 0, 0
+    return share
+
+def spoil(labels):
+    numbers = labels.copy()
+    labels[:] = 0
+    return numbers
+spoils.groups = spoil
+
+def _again(outputs):
+    return len(np.unique(outputs, axis=0)) < len(outputs)
+
+def shapes(outputs, labels):
+    return np.zeros(2) if _again(outputs) else 0.5
+
+def words(outputs, labels):
+    return "x" if _again(outputs) else 0.5
+
+def nothing(outputs, labels):
+    return float("nan") if _again(outputs) else 0.5
+
+def unsure(outputs, labels):
+    return 0.5
+unsure.higher_is_better = "no"
+
+def hits(outputs, labels):
+    return outputs.argmax(1) == labels[:, 0]
+
+def error(outputs, labels):
+    return np.abs(outputs[:, 0] - labels[:, 0])
+error.higher_is_better = False
+
+def lone_hits(outputs, labels):
+    return hits(outputs, labels)
+
+def lone_error(outputs, labels):
+    return error(outputs, labels)
+lone_error.higher_is_better = False
+hits.groups = error.groups = lambda labels: labels[:, 1]
+
+def together(outputs, labels):
+    return hits(outputs, labels)
+together.groups = lambda labels: np.full(len(labels), "a")
+
+def astray(outputs, labels):
+    return hits(outputs, labels)
+astray.groups = lambda labels: np.full(len(labels), np.nan)
+"""
+
+
+@pytest.fixture
+def careless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    monkeypatch.chdir(tmp_path)
+    return "careless.py"
+
+
+@pytest.mark.parametrize("name", ["spoils", "spoils_whole"])
+def test_what_a_metric_does_to_its_arguments_is_not_done_to_ours(careless: str, name: str) -> None:
+    outputs, labels = np.eye(4)[[0, 1, 2, 3, 3]], np.array([0, 1, 2, 3, 1])
+    kept = outputs.copy(), labels.copy()
+    scores = metrics.evaluate(f"{careless}:{name}", outputs, labels)
+    again = metrics.evaluate(f"{careless}:{name}", outputs, labels)
+    percent = 1 if name == "spoils" else 100
+    assert percent * metrics.interval(scores)[0] == percent * metrics.interval(again)[0] == pytest.approx(80)
+    assert np.array_equal(outputs, kept[0])
+    assert np.array_equal(labels, kept[1])
+    assert not scores.groups or [group.tolist() for group in scores.groups] == [[0], [1, 4], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("shapes", r"gave float64 of shape \(2,\)"), ("words", r"gave <U1 of shape \(\)"), ("nothing", "NaN")],
+)
+def test_why_a_metric_has_no_value_on_resamples_is_told(careless: str, name: str, said: str) -> None:
+    outputs = np.random.default_rng(0).normal(size=(40, 4))
+    scores = metrics.evaluate(f"{careless}:{name}", outputs, np.zeros(40, int))
+    assert metrics.interval(scores) == (0.5, None, None)
+    drop = metrics.paired_drop(scores, scores, max_drop=1)
+    assert (drop["verdict"], drop["low"]) == ("undecided", None)
+    assert re.search(rf"no value on \d+ of 1000 resamples.*{said}", drop["reason"])
+
+
+def test_a_direction_that_is_no_truth_value_is_refused(careless: str) -> None:
+    with pytest.raises(DataError, match="higher_is_better is 'no'; it must be True or False"):
+        metrics.evaluate(f"{careless}:unsure", SCORES, np.array([1, 0, 2, 0]))
+
+
+def _doubled(hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and labels of two equal samples a group, which is right where `hits` says so."""
+    outputs = np.eye(2)[np.repeat(~hits, 2).astype(int)]
+    return outputs, np.stack([np.zeros(2 * len(hits), int), np.repeat(np.arange(len(hits)), 2)], axis=1)
+
+
+def test_shares_of_samples_in_groups_have_the_interval_of_the_groups(careless: str) -> None:
+    """Two equal samples a group say no more than one: bounds as of half the samples, one degree less."""
+    rng = np.random.default_rng(5)
+    before = rng.random(120) < 0.8
+    after = np.where(rng.random(120) < 0.2, rng.random(120) < 0.5, before)
+    scores = [metrics.evaluate(f"{careless}:hits", *_doubled(hits)) for hits in (before, after)]
+    value, low, high = metrics.interval(scores[0])
+    wanted = metrics.wilson(before.mean() * 119, 119)
+    assert (value, low, high) == pytest.approx([100 * bound for bound in wanted])
+    drop = metrics.paired_drop(*scores, max_drop=1)
+    worse, better = int((before & ~after).sum()), int((after & ~before).sum())
+    wanted = metrics.tango(worse, better, 120)
+    assert drop["value"] == pytest.approx(100 * wanted[0])
+    assert (drop["low"], drop["high"]) == pytest.approx([100 * bound for bound in wanted[1:]], abs=0.15)
+    assert drop["p_value"] == pytest.approx(metrics.mcnemar(worse, better), abs=0.03)
+    lone = [metrics.evaluate(f"{careless}:lone_hits", *_doubled(hits)) for hits in (before, after)]
+    narrow = metrics.paired_drop(*lone)
+    assert drop["high"] - drop["low"] == pytest.approx(2**0.5 * (narrow["high"] - narrow["low"]), rel=0.05)
+
+
+def test_groups_without_a_difference_prove_no_more_than_their_number(careless: str) -> None:
+    """Of ten groups of fifty that agree, no more is known than of ten samples."""
+    labels = np.stack([np.zeros(500, int), np.repeat(np.arange(10), 50)], axis=1)
+    scores = metrics.evaluate(f"{careless}:hits", np.eye(2)[np.zeros(500, int)], labels)
+    drop = metrics.paired_drop(scores, scores, max_drop=1)
+    assert drop["high"] == pytest.approx(100 * metrics.tango(0, 0, 10)[2])
+    assert drop["verdict"] == "undecided"
+    assert metrics.interval(scores)[1] == pytest.approx(100 * metrics.wilson(10, 10)[1])
+
+
+def test_errors_of_samples_in_groups_are_drawn_by_groups(careless: str) -> None:
+    """Doubled samples have the interval of single ones, and groups that flip signs together their p."""
+    rng = np.random.default_rng(6)
+    errors = rng.gamma(2.0, size=(2, 60))
+    labels = np.stack([np.zeros(120), np.repeat(np.arange(60), 2)], axis=1)
+    first, second = (
+        metrics.evaluate(f"{careless}:error", np.repeat(row, 2)[:, None], labels) for row in errors
+    )
+    single = metrics.evaluate(f"{careless}:lone_error", errors[0][:, None], labels[::2])
+    assert metrics.interval(first) == pytest.approx(metrics.interval(single), rel=0.05)
+    drop, wanted = metrics.paired_drop(first, second), metrics.paired_drop(errors[1], errors[0])
+    assert drop["value"] == pytest.approx(wanted["value"])
+    assert (drop["low"], drop["high"]) == pytest.approx((wanted["low"], wanted["high"]), abs=0.06)
+    assert drop["p_value"] == pytest.approx(wanted["p_value"], abs=0.02)
+
+
+def test_a_sample_without_a_score_is_left_out_of_its_group(careless: str) -> None:
+    labels = np.stack([np.zeros(6), [0, 0, 1, 1, 2, 2]], axis=1)
+    got = np.array([[1.0], [3.0], [np.nan], [5.0], [np.nan], [np.nan]])
+    value, low, high = metrics.interval(metrics.evaluate(f"{careless}:error", got, labels))
+    assert value == 3.0
+    assert low is not None
+    assert high is not None
+    assert 2.0 <= low <= value <= high <= 5.0
+
+
+def test_groups_that_cannot_be_told_apart_give_no_bounds(careless: str) -> None:
+    outputs, labels = _doubled(np.ones(4, bool))
+    scores = metrics.evaluate(f"{careless}:together", outputs, labels)
+    assert metrics.interval(scores) == (100, None, None)
+    drop = metrics.paired_drop(scores, scores, max_drop=1)
+    assert (drop["verdict"], drop["reason"]) == ("undecided", "all its samples are of one group")
+    with pytest.raises(DataError, match="groups are not all finite"):
+        metrics.evaluate(f"{careless}:astray", outputs, labels)

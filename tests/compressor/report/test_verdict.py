@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from compressor.report import verdicts
+from compressor.report.html import render
 
 BASE = "fp32:onnx:cpu"
 INT8 = "int8:onnx:cpu"
@@ -209,6 +210,30 @@ def unlabelled(engine: Any, **agreement: float | None) -> list[Any]:
         engine(INT8, agreement={"top1": None, "sqnr_db": None, **agreement}),
     ]
     return [{**row, "metric": None, "drop": None} for row in rows]
+
+
+@pytest.mark.parametrize("place", ["line", "page"])
+def test_why_accuracy_is_unknown_is_said(report: Any, engine: Any, place: str) -> None:
+    """The reason that was found, not a guess at it."""
+
+    def said(reason: str | None, **data: Any) -> str:
+        rows = [{**row, "metric_reason": reason} for row in unlabelled(engine, top1=0.97, sqnr_db=19.0)]
+        made = {**report(rows, metric=None, max_drop=None), **data}
+        return found(made)[1] if place == "line" else render(made)
+
+    assert "labels from 0 to 10 fit none" in said("labels from 0 to 10 fit none of the outputs")
+    assert "no labels" not in said("labels from 0 to 10 fit none of the outputs")
+    assert "no labels" in said(None)
+    assert "no evaluation data" in said(None, data={"calibration": None, "evaluation": None})
+
+
+def test_why_a_budget_is_undecided_is_said(report: Any, base: Any, engine: Any) -> None:
+    row = engine(INT8, budget="undecided")
+    assert "samples are too few to tell" in found(report([base, row]))[1]
+    row["drop"] |= {"low": None, "high": None, "reason": "the metric has no value on 900 of 1000 resamples"}
+    line = found(report([base, row]))[1]
+    assert "undecided: the metric has no value on 900 of 1000 resamples" in line
+    assert "too few" not in line
 
 
 def test_without_labels_agreement_decides(report: Any, engine: Any) -> None:
