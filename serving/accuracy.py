@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "compare_task", "precision", "run_engine", "simulation_gap"]
 
-VERSION: int = 2
+VERSION: int = 3
 
 
 def run_engine(

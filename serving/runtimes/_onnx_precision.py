@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.runtimes._onnx_blocked import blocked_weight, convolution_weights
 from serving.runtimes._precision import Kernel, summary
 
 if TYPE_CHECKING:
@@ -99,11 +100,12 @@ class Operator:
 
 
 def precision(
+    source: Path,
     options: onnxruntime.SessionOptions,
     profiled: Callable[[onnxruntime.SessionOptions], str],
     shapes: dict[str, Shape],
 ) -> dict[str, Any]:
-    """Run once under the profiler and summarise; `shapes` are those of the inputs.
+    """Run the engine `source` once under the profiler and summarise; `shapes` are those of the inputs.
 
     `profiled` opens a session with the given options, runs it and returns the profile's path.
     See `_precision.summary` for the result.
@@ -117,7 +119,8 @@ def precision(
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder, "profile"))
         events = json.loads(Path(profiled(options)).read_text())
-        operators = read_operators(_load(graph_file), events, shapes)
+        weights = convolution_weights(_load(source))
+        operators = read_operators(_load(graph_file), events, shapes, weights)
     return _summary(operators)
 
 
@@ -157,9 +160,15 @@ def weights_by_type(path: Path) -> dict[str, float]:
 
 
 def read_operators(
-    model: onnx.ModelProto, events: list[dict[str, Any]], shapes: dict[str, Shape]
+    model: onnx.ModelProto,
+    events: list[dict[str, Any]],
+    shapes: dict[str, Shape],
+    weights: dict[str, Shape],
 ) -> list[Operator]:
-    """What the profile's last run executed, in order, joined with the graph."""
+    """What the profile's last run executed, in order, joined with the graph.
+
+    `weights` are those of `convolution_weights`, for layers whose channels the runtime pads.
+    """
     nodes = _NodeIndex(model.graph)
     known = {**shapes, **nodes.initializers}
     operators = []
@@ -167,7 +176,7 @@ def read_operators(
         node = nodes.take(event["name"].removesuffix("_kernel_time"), event["args"]["op_name"])
         if node is None or node.op_type in _CONTROL:
             continue
-        operator = _operator(node, event, known)
+        operator = _operator(node, event, known, blocked_weight(node, weights))
         known.update(zip(operator.outputs, operator.output_shapes, strict=False))
         operators.append(operator)
     return operators
@@ -229,12 +238,19 @@ class _NodeIndex:
         return node
 
 
-def _operator(node: onnx.NodeProto, event: dict[str, Any], known: dict[str, Shape]) -> Operator:
+def _operator(
+    node: onnx.NodeProto, event: dict[str, Any], known: dict[str, Shape], weight: Shape | None
+) -> Operator:
+    """A node that ran; `weight` is the true shape of the second input where the graph has a padded one."""
     import onnx
 
     outputs = [next(iter(item.items())) for item in event["args"]["output_type_shape"]]
     produced = [name for name in node.output if name]
     seen = {**_listed(node, event), **known}
+    given = [tuple(shape) for _, shape in outputs]
+    if weight is not None:
+        seen[node.input[1]] = weight
+        given[0] = (given[0][0], weight[0], *given[0][2:])
     return Operator(
         name=node.name or event["name"].removesuffix("_kernel_time"),
         type=node.op_type,
@@ -246,7 +262,7 @@ def _operator(node: onnx.NodeProto, event: dict[str, Any], known: dict[str, Shap
             if not item.HasField("g")
         },
         shapes=[seen.get(name, ()) for name in node.input],
-        output_shapes=[tuple(shape) for _, shape in outputs],
+        output_shapes=given,
         output_type=outputs[0][0] if outputs else "",
         microseconds=event["dur"],
     )

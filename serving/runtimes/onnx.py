@@ -158,7 +158,7 @@ def precision(path: Path, feeds: Feeds, *, device: str, threads: int = 1) -> dic
         return str(session.end_profiling())
 
     shapes = {name: array.shape for name, array in feeds.items()}
-    found = _onnx_precision.precision(session_options(threads), profiled, shapes)
+    found = _onnx_precision.precision(path, session_options(threads), profiled, shapes)
     return {**found, "weights_by_type": _onnx_precision.weights_by_type(path)}
 
 

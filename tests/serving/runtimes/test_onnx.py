@@ -24,6 +24,38 @@ def macs(path: Path, **arrays: np.ndarray) -> dict[str, int]:
     return {row["name"]: row["macs"] for row in found["operators"] if row["macs"]}
 
 
+BLOCKED = [  # of 20, 24 and 1 channels, none of which fills its blocks
+    ("Conv", "x w0", "c0"), ("Relu", "c0", "r0"), ("Conv", "r0 w1", "c1"), ("Conv", "r0 w2", "c2"),
+    ("Add", "c1 c2", "a"), ("Relu", "a", "ra"), ("Conv", "ra wd", "d", 20), ("Mul", "d s", "ds"),
+    ("Conv", "ds wg", "g", 2), ("MaxPool", "g", "p"), ("Conv", "p wh", "h"), ("Sigmoid", "h", "y"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+def test_padded_channels_of_the_blocked_layout_are_not_counted(tmp_path: Path, stored: type) -> None:
+    """Multiply-accumulates by hand; weights may lie in the file in another type."""
+    helper, rng = onnx.helper, np.random.default_rng(0)
+    shapes = {
+        "w0": (20, 3, 3, 3), "w1": (20, 20, 3, 3), "w2": (20, 20, 3, 3), "wd": (20, 1, 3, 3),
+        "wg": (24, 10, 3, 3), "wh": (1, 24, 3, 3), "s": (20, 1, 1),
+    }  # fmt: skip
+    arrays = {f"{name}_": rng.normal(0, 0.1, shape).astype(stored) for name, shape in shapes.items()}
+    nodes = [helper.make_node("Cast", [f"{name}_"], [name], to=1) for name in shapes]
+    for op, given, made, *groups in BLOCKED:
+        more = {"pads": [1, 1, 1, 1], "group": (groups or [1])[0]} if op == "Conv" else {}
+        more |= {"kernel_shape": [2, 2], "strides": [2, 2]} if op == "MaxPool" else {}
+        nodes.append(helper.make_node(op, given.split(), [made], name=f"{op}_{made}", **more))
+    ends = [helper.make_tensor_value_info(name, 1, size) for name, size in (("x", [1, 3, 8, 8]), ("y", None))]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "blocked", ends[:1], ends[1:], constants)
+    path = tmp_path / "blocked.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    wide, narrow = 64 * 9, 16 * 9
+    counts = [wide * 20 * 3, wide * 20 * 20, wide * 20 * 20, wide * 20, wide * 24 * 10, narrow * 24]
+    found = macs(path, x=zeros(1, 3, 8, 8))
+    assert sorted(found.values()) == sorted(counts)
+
+
 def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
 
