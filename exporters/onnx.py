@@ -9,12 +9,14 @@ from typing import Any
 from compressor import events, onnx_files, plugins
 from compressor.errors import UnsupportedError
 from compressor.model import Model
+from compressor.quantization.scheme import SCHEMES
+from compressor.quantization.widen import widen
 from compressor.store import file_digest
 from compressor.target import Target
 
 __all__ = ["FORM", "SUFFIX", "VERSION", "check", "convert", "export"]
 
-VERSION = 3
+VERSION = 4
 FORM = "onnx"
 SUFFIX = ".onnx"
 
@@ -64,7 +66,8 @@ def convert(model: dict[str, Any], folder: str, opset: int = 20) -> dict[str, An
 def export(model: dict[str, Any], target: str, folder: str, load: bool = True) -> dict[str, Any]:
     """Write the engine of an ONNX `Model` (its path absolute) as `folder/model.onnx`; a task.
 
-    The graph is the model's own; it lies in one file that is loadable by itself, and its weights beside
+    The graph is the model's own, with first convolutions as the kernels of its scheme want them
+    (`quantization.widen`); it lies in one file that is loadable by itself, and its weights beside
     it in `model.onnx.data` only where they exceed `onnx_files.LIMIT` bytes. Without `load` it is not tried
     whether onnxruntime takes it, for engines that are run next anyway. Raises `UnsupportedError` if
     onnxruntime does not load it.
@@ -77,6 +80,8 @@ def export(model: dict[str, Any], target: str, folder: str, load: bool = True) -
     path = Path(folder) / "model.onnx"
     graph = onnx_files.read(source.path)
     onnx_files.tidy(graph)
+    if scheme := SCHEMES.get(source.facts.get("scheme", "")):
+        widen(graph, scheme)
     if load:
         onnx_files.write(graph, path, device=asked.device or "cpu")
     else:

@@ -14,11 +14,21 @@ from compressor.quantization.view import View, attribute
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = ["LAYERS", "Use", "clip_bounds", "float_reason", "storage_uses", "thin_reason", "weight_uses"]
+__all__ = [
+    "LAYERS",
+    "Use",
+    "clip_bounds",
+    "float_reason",
+    "storage_uses",
+    "thin_reason",
+    "weight_uses",
+    "widens",
+]
 
 LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "Einsum"}
 _SUMS = {"ReduceSum", "ReduceL1", "ReduceSumSquare", "CumSum"}
 _WORTH_STORING = 1024  # elements
+_WIDEST = 9  # places of a window
 
 
 @dataclass(frozen=True)
@@ -58,13 +68,31 @@ def weight_uses(view: View, scheme: Scheme) -> Iterator[Use]:
             depthwise = view.initializers[weight].dims[0] == groups
             single = depthwise and view.initializers[weight].dims[1] == 1
             order = (0, *range(2, rank), 1)  # kernels run channels last
-            span = view.initializers[weight].dims[1] if scheme.pairs_restart and groups == 1 else 0
+            restarts = (scheme.pairs_restart and groups == 1) or _widened(view, node, scheme)
+            span = view.initializers[weight].dims[1] if restarts else 0
             paired = paired and not single
             yield Use(View.key(node), 1, weight, (0,), order, bias=bias, paired=paired, span=span)
         elif rank == 2:
             rows_are_channels = transposed != bool(attribute(node, "transB", 0))
             order = (0, 1) if rows_are_channels else (1, 0)
             yield Use(View.key(node), 1, weight, order[:1], order, transposed, bias, paired)
+
+
+def widens(scheme: Scheme, dims: Sequence[int], groups: int) -> bool:
+    """Whether a convolution of the model's input with a weight of these sizes is given more channels.
+
+    As the kernels for `Scheme.channels` want it (see `widen`), and only where it pays.
+    """
+    outputs, inputs, *window = dims
+    fits = groups == 1 and len(window) == 2 and outputs >= 16 and outputs % 8 == 0
+    return fits and inputs % scheme.channels != 0 and window[0] * window[1] <= _WIDEST
+
+
+def _widened(view: View, node: NodeProto, scheme: Scheme) -> bool:
+    data, weight = node.input[:2]
+    alone = view.only_reader(data) is node and view.only_reader(weight) is node
+    first = data in {item.name for item in view.graph.input} and weight in view.initializers
+    return alone and first and widens(scheme, view.initializers[weight].dims, attribute(node, "group", 1))
 
 
 def storage_uses(view: View, scheme: Scheme) -> Iterator[Use]:

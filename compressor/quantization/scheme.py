@@ -38,6 +38,7 @@ class Scheme:
     order of summation; None where the kernel adds products in int32 (see `pairs`). `pairs_restart`: a Conv
     without groups begins a new pair at every place of its window, so that an odd channel has no neighbour.
     `narrow` names the scheme of the same runtime and kind of processor that has such a limit.
+    `channels`: convolutions that read the model's input are given a multiple of so many channels (`widen`).
 
     `compute` are the operators with weights that have an integer kernel, of which those of `thin` size stay
     float: (least channels, or such a multiple of channels). `elementwise` are the other operators with an
@@ -64,6 +65,7 @@ class Scheme:
     pair_limit: int | None = None
     pairs_restart: bool = False
     narrow: str | None = None
+    channels: int = 1
     symmetric: bool = False
     bias: Literal["int32", "float32"] = "int32"
     compute: frozenset[str] = frozenset({"Conv", "Gemm", "MatMul"})
@@ -154,8 +156,10 @@ _LITERT = Scheme(
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("ort-x86-avx2", "ONNX Runtime on x86 without VNNI", _ORT, "uint8", _PAIR_LIMIT),
-        Scheme("ort-x86-vnni", "ONNX Runtime on x86 with VNNI", _ORT, "uint8", narrow="ort-x86-avx2"),
+        Scheme("ort-x86-avx2", "ONNX Runtime on x86 without VNNI", _ORT, "uint8", _PAIR_LIMIT, channels=4),
+        Scheme(
+            "ort-x86-vnni", "ONNX Runtime on x86 with VNNI", _ORT, "uint8", narrow="ort-x86-avx2", channels=4
+        ),
         Scheme("ort-arm", "ONNX Runtime on ARM", _ORT, "int8"),
         replace(_TENSORRT, name="ort-cuda", title="ONNX Runtime's TensorRT provider", place=_CUDA),
         _TENSORRT,

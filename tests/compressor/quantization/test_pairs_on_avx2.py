@@ -15,6 +15,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from compressor.quantization.scheme import SCHEMES
+from compressor.quantization.widen import widen
+
 RNG = np.random.default_rng(3)
 ENGINE = """
 import json, sys
@@ -77,6 +80,7 @@ def write(folder, build, quantize, scheme):
         x = RNG.uniform(0.6, 1, inputs).astype(np.float32)
         model = build([node], {"x": list(inputs)}, {"y": None}, {"w": weight.astype(np.float32), "b": bias})
         written = quantize(model, {"x": x}, scheme)
+        widen(written, SCHEMES[scheme])
         onnx.save(written, folder / f"{name}.onnx")
         np.save(folder / f"{name}.npy", x)
         scales = {item.name: item for item in written.graph.initializer}

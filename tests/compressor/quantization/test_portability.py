@@ -15,6 +15,7 @@ from compressor.quantization.corrections import Corrections
 from compressor.quantization.moments import Moments
 from compressor.quantization.portability import pair_cost, portability, simulate
 from compressor.quantization.scheme import SCHEMES
+from compressor.quantization.widen import widen
 
 RNG = np.random.default_rng(11)
 AVX2, VNNI = SCHEMES["ort-x86-avx2"], SCHEMES["ort-x86-vnni"]
@@ -73,6 +74,7 @@ def test_what_is_computed_is_what_the_kernels_lose(case, run, without_vnni, tmp_
     assert found == {"layers": 5, "of": 6, "proven": False}  # all but the depthwise one
     told = simulate(reference, made, batches(), tmp_path, AVX2, 6)
     assert not list(tmp_path.glob("saturated-*"))
+    assert widen(made, VNNI) == 1
     onnx.save(made, tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", X)
     command = [sys.executable, "-c", ENGINE, str(tmp_path / "m.onnx"), str(tmp_path / "x.npy")]

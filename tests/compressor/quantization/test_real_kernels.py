@@ -18,7 +18,9 @@ import onnx
 import pytest
 from onnx import helper
 
+from compressor.quantization.scheme import SCHEMES
 from compressor.quantization.view import tensor_types
+from compressor.quantization.widen import widen
 
 pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(2)
@@ -146,6 +148,7 @@ def watched(model, codes):
 def test_every_kernel_gives_what_its_simulation_gives(name, shared, tmp_path, quantize, run, environment):
     model, feeds = MODELS[name](shared / "assets", tmp_path)
     made = quantize(model, feeds, "ort-x86-avx2")
+    widen(made, SCHEMES["ort-x86-avx2"])
     blocks, codes = cut(made)
     values = run(watched(made, codes), feeds, fused=False)
     onnx.save(blocks, tmp_path / "m.onnx")
