@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compressor.quantization import bias_correction, pairs, rounding, weight_mse
 from compressor.quantization.layers import Use
-from compressor.quantization.moments import Moments
+from compressor.quantization.moments import Moments, known_by
 
 __all__ = ["BIASES", "ROUNDINGS", "WEIGHTS", "Corrections", "RowQuantizer"]
 
@@ -25,7 +25,7 @@ RowQuantizer = Callable[[NDArray[Any], Floats, int | None], tuple[NDArray[np.int
 class Corrections:
     """How weights are scaled (`WEIGHTS`) and rounded (`ROUNDINGS`), and whether biases make good for it.
 
-    `moments` are known by a weight use's node; layers without any are rounded to nearest.
+    `moments` are those that `gather` found; layers without any are rounded to nearest.
     """
 
     weights: str = "minmax"
@@ -46,7 +46,8 @@ class Corrections:
 
     def second(self, uses: Sequence[Use]) -> list[Floats] | None:
         """Second moments of what a weight's readers meet, as `rounding` wants them; None if not known."""
-        found = _together([self.moments[use.node] for use in uses if use.node in self.moments])
+        known = [self.moments.get(known_by(use)) for use in uses]
+        found = _together([entry for entry in known if entry is not None and entry.count])
         return None if found is None else found.shrunk(centred=self.bias and all(use.bias for use in uses))
 
     def shift(self, use: Use, weight: NDArray[Any], rounded: NDArray[Any]) -> Floats | None:

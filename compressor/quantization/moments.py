@@ -1,6 +1,7 @@
 """First and second moments of what layers read: E[x] and E[x x^T] of the vectors that meet a weight's rows.
 
-A Conv multiplies its weight with patches of its input, a Gemm or MatMul with rows; the moments are those of
+A Conv multiplies its weight with patches of its input, a Gemm or MatMul with rows, a recurrent layer with
+rows of its input (W) and its own states (R); the moments are those of
 these vectors in the kernel's order of summation, so they fit the rows that are rounded. One pass over
 samples through the float graph gives all of them. A few dozen vectors of every sample suffice, fewer where
 they are short; which ones depends on the sample's place in the data alone.
@@ -23,14 +24,14 @@ from compressor import events
 from compressor.errors import DataError
 from compressor.quantization.activations import Activations, Batches, samples, unusable
 from compressor.quantization.layers import Use
-from compressor.quantization.patches import rows_of
+from compressor.quantization.patches import RECURRENT, rows_of, states_of
 from compressor.quantization.segments import write_segments
 from compressor.quantization.view import View
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-__all__ = ["Moments", "gather", "load", "save"]
+__all__ = ["Moments", "gather", "known_by", "load", "save"]
 
 MOMENTS = "moments.npz"
 _VECTORS = 64  # of a sample, at most
@@ -112,33 +113,40 @@ class Moments:
         return found
 
 
+def known_by(use: Use) -> str:
+    """What the moments of a use are known by: its node, and the input unless it is the first weight."""
+    return use.node if use.index < 2 else f"{use.node}[{use.index}]"
+
+
 def gather(
     model: ModelProto, uses: Sequence[Use], batches: Batches, folder: Path, limit: int = 32
 ) -> dict[str, Moments]:
-    """Moments of the input of every weight use of a prepared model, by the use's node.
+    """Moments of what meets the weight of every use in a prepared model, as `known_by` names it.
 
-    The first `limit` usable samples count. Raises `DataError` if there is none.
+    Recurrent layers whose R is in use get a name for their output Y if it has none. The first `limit`
+    usable samples count. Raises `DataError` if there is none.
     """
     view = View(model)
-    nodes = {use.node: view.producers[use.node] for use in uses}
-    tensors = list(dict.fromkeys(node.input[0] for node in nodes.values()))
+    nodes = {known_by(use): view.producers[use.node] for use in uses}
+    shapes = {known_by(use): _shape(view, use, nodes[known_by(use)]) for use in uses}
+    met = {known_by(use): _met(view, use, nodes[known_by(use)]) for use in uses}
+    tensors = list(dict.fromkeys(met.values()))
     segments = write_segments(model, tensors, folder, "moments")
     activations = Activations(segments, tensors)
     for path in segments:
         path.unlink()
-    shapes = {use.node: _shape(view, use, nodes[use.node]) for use in uses}
     widest = _widest(list(shapes.values()))
-    found = {use.node: Moments.empty(*shapes[use.node], widest, _unit(use)) for use in uses}
+    found = {known_by(use): Moments.empty(*shapes[known_by(use)], widest, _unit(use)) for use in uses}
     readers: dict[str, list[Use]] = {}
     for use in uses:
-        readers.setdefault(nodes[use.node].input[0], []).append(use)
+        readers.setdefault(met[known_by(use)], []).append(use)
     clean = itertools.islice((sample for sample in samples(batches) if not unusable(sample)), limit)
     for ordinal, unit in enumerate(activations.units(clean)):
         for name, value in activations.run(unit):
             for use in readers[name]:
-                kernel = view.initializers[use.weight].dims[2:]
-                count = min(_VECTORS, max(_FEWEST, shapes[use.node][1]))
-                found[use.node].add(rows_of(nodes[use.node], kernel, value, count, ordinal))
+                key = known_by(use)
+                count = min(_VECTORS, max(_FEWEST, shapes[key][1]))
+                found[key].add(_vectors(view, use, nodes[key], value, count, ordinal))
         events.progress("moments", ordinal + 1, limit)
     for moments in found.values():
         moments.flush()
@@ -177,12 +185,33 @@ def load(folder: Path) -> dict[str, Moments]:
     return found
 
 
+def _met(view: View, use: Use, node: NodeProto) -> str:
+    """The tensor whose vectors meet the weight: the input, for R of a recurrent layer the output."""
+    if not _recurs(use, node):
+        return str(node.input[0])
+    node.output[0] = node.output[0] or view.new_name(f"{use.node}_steps")
+    return str(node.output[0])
+
+
+def _recurs(use: Use, node: NodeProto) -> bool:
+    return node.op_type in RECURRENT and use.index == 2
+
+
+def _vectors(
+    view: View, use: Use, node: NodeProto, value: NDArray[Any], count: int, ordinal: int
+) -> NDArray[Any]:
+    if _recurs(use, node):
+        return states_of(node, value, count, ordinal)
+    return rows_of(node, view.initializers[use.weight].dims[2:], value, count, ordinal)
+
+
 def _shape(view: View, use: Use, node: NodeProto) -> tuple[int, int]:
     """Groups and length of the vectors that a use multiplies its weight with."""
     from compressor.quantization.view import attribute
 
     dims = view.initializers[use.weight].dims
     groups = int(attribute(node, "group", 1)) if node.op_type == "Conv" else 1
+    groups = dims[0] if _recurs(use, node) else groups  # each direction has states of its own
     return groups, int(np.prod(dims)) // int(np.prod([dims[axis] for axis in use.channels]))
 
 

@@ -1,4 +1,4 @@
-"""The vectors that a layer multiplies its weight with: patches of a Conv's input, rows of a matrix."""
+"""The vectors that a layer multiplies its weight with: patches of a Conv's input, rows, states."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from compressor.quantization.view import attribute
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = ["pads_of", "patches", "places_of", "rows_of"]
+__all__ = ["RECURRENT", "pads_of", "patches", "places_of", "rows_of", "states_of"]
+
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 Array = NDArray[Any]
 _STRIDE = 2654435761  # Knuth's multiplier: spreads the picks of successive samples
 
 
 def rows_of(node: NodeProto, kernel: Sequence[int], value: Array, count: int, ordinal: int) -> Array:
-    """At most `count` vectors [groups, n, k] of a Conv's, Gemm's or MatMul's input `value`.
+    """At most `count` vectors [groups, n, k] of a Conv's, Gemm's, MatMul's or recurrent layer's `value`.
 
     `kernel` is the Conv's spatial size. k is in the kernel's order: channels last. Vectors are spread
     evenly; `ordinal` shifts them.
@@ -49,6 +51,20 @@ def patches(node: NodeProto, kernel: Sequence[int], value: Array, count: int, or
     n, spatial, channels = found.shape
     found = found.reshape(n, spatial, groups, channels // groups).transpose(2, 0, 1, 3)
     return np.asarray(found.reshape(groups, n, -1))
+
+
+def states_of(node: NodeProto, value: Array, count: int, ordinal: int) -> Array:
+    """At most `count` states [directions, n, hidden] that R of a recurrent layer meets; `value` is its Y.
+
+    They are the outputs of the step before (of the step after, where a direction runs backwards), but for the
+    first step, whose state is given. The last gate of a GRU meets them times another gate; that is left out.
+    """
+    steps = value.transpose(1, 2, 0, 3) if attribute(node, "layout", 0) else value
+    reverse = attribute(node, "direction", "forward") == "reverse"
+    backwards = [reverse, True][: steps.shape[1]]
+    parts = [steps[1:, place] if back else steps[:-1, place] for place, back in enumerate(backwards)]
+    rows = np.stack([part.reshape(-1, part.shape[-1]) for part in parts])
+    return np.asarray(rows[:, _picks(rows.shape[1], count, ordinal)])
 
 
 def places_of(node: NodeProto, kernel: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:

@@ -26,7 +26,9 @@ from compressor.quantization.view import View
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-__all__ = ["FloatOperator", "Placement", "place", "tensors"]
+__all__ = ["STORED", "FloatOperator", "Placement", "place", "tensors"]
+
+STORED = "; its weight is stored as int8"
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,7 @@ def place(
         FloatOperator(
             node.name,
             node.op_type,
-            reasons.get(key, "its input is not quantized")
-            + ("; its weight is stored as int8" if key in stored else ""),
+            reasons.get(key, "its input is not quantized") + (STORED if key in stored else ""),
         )
         for node in view.graph.node
         if node.op_type in LAYERS and (key := View.key(node)) not in integer

@@ -19,6 +19,7 @@ from compressor.quantization.corrections import Corrections
 from compressor.quantization.float_layers import keep_float
 from compressor.quantization.layers import Use
 from compressor.quantization.matmul_sums import keep_matmuls
+from compressor.quantization.patches import RECURRENT
 from compressor.quantization.placement import Placement
 from compressor.quantization.scales import activation_scales, pad_value
 from compressor.quantization.scheme import Scheme
@@ -204,7 +205,7 @@ class _Writer:
         value, integer = self.view.array(name), self.placement.integer
         assert value is not None
         layers = [use for use in uses if use.node in integer]
-        quantize = self.corrections.quantizer(layers)
+        quantize = self.corrections.quantizer(layers or self._recurrent(uses))
         weight = quantize_weight(value, uses, self._biases(layers), self.scheme, quantize)
         codes = self._add(f"{name}_quantized", weight.codes)
         scale = self._add(f"{name}_scale", weight.scale)
@@ -219,6 +220,10 @@ class _Writer:
                     self._lookup(key, node, weight, codes, scale)
                 elif not (node.op_type == "Transpose" and self._unread(node)):
                     node.input[index] = self._as_float(name, weight, codes)
+
+    def _recurrent(self, uses: list[Use]) -> list[Use]:
+        """Stored weights whose moments are in the order of `Use.order`."""
+        return [use for use in uses if self.nodes[use.node].op_type in RECURRENT]
 
     def _biases(self, layers: list[Use]) -> list[tuple[NDArray[Any], float]]:
         integer = self.scheme.bias == "int32"

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from compressor.quantization.corrections import Corrections
     from compressor.quantization.placement import Placement
+    from compressor.quantization.scheme import Scheme
+    from compressor.quantization.view import View
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "moments", "needs", "run"]
 
-VERSION = 6
+VERSION = 7
 FORM = "onnx"
 _LARGEST = 1e30  # a range beyond this is a mask or an overflow, not a signal
 
@@ -48,20 +50,29 @@ def calibrate(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: 
 def moments(model: dict[str, Any], data: dict[str, Any], scheme: str, folder: str) -> dict[str, Any]:
     """The task: what corrections need to know of the inputs of all layers; writes `moments.npz`.
 
-    It takes seconds to a minute and starts anew if it was killed. Returns how many `layers` that are.
+    And `sequences.npz`, what recurrent layers whose weights are stored read in a few samples. It takes
+    seconds to a minute and starts anew if it was killed. Returns how many `layers` that are.
     """
     from compressor.data import stream
-    from compressor.quantization import graph
+    from compressor.quantization import graph, recurrent
     from compressor.quantization import moments as gathering
-    from compressor.quantization.layers import weight_uses
+    from compressor.quantization.layers import storage_uses, weight_uses
     from compressor.quantization.scheme import named
     from compressor.quantization.view import View
 
     prepared = graph.prepare(Path(model["path"]))
     quantized = graph.already_quantized(prepared)
-    uses = [] if quantized else list(weight_uses(View(prepared), named(scheme)))
-    batches = ((batch.indices, batch.inputs) for batch in stream({**data, "batch": 1}))
-    found = gathering.gather(prepared, uses, batches, Path(folder)) if uses else {}
+    view, chosen = View(prepared), named(scheme)
+    uses = [] if quantized else list(weight_uses(view, chosen))
+    stores = chosen.stores and not quantized
+    stored = recurrent.stored(view, storage_uses(view, chosen)) if stores else []
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        return ((batch.indices, batch.inputs) for batch in stream({**data, "batch": 1}))
+
+    found = gathering.gather(prepared, [*uses, *stored], batches(), Path(folder)) if uses or stored else {}
+    if stored:
+        recurrent.record(prepared, stored, batches(), Path(folder))
     gathering.save(found, Path(folder))
     return {"layers": len(found)}
 
@@ -95,13 +106,15 @@ def run(
     `rounding` is nearest or gptq, which chooses the scales itself; `bias_correction` is None, fast or full.
     gptq and corrections need the folder that the task `moments` wrote, full correction also `data`. The
     facts of the model that is given back hold these choices, `scheme`, `quantized` (operators with an integer
-    kernel), `stored` (float operators whose weights are stored as int8), `tensors` (activations with a pair)
-    and `float` (name, op and reason of every compute operator left in float). A model that is quantized
+    kernel), `stored` (weights of float operators that are stored as int8, those of recurrent ones as float16
+    where int8 changes their output too much, see `recurrent`), `tensors` (activations with a pair) and
+    `float` (name, op and reason of every compute operator left in float). A model that is quantized
     already, or has nothing to quantize, is given back unchanged with `quantized` 0 and a `reason`, which is
     also a warning.
     """
     from compressor.quantization import calibrate, graph, placement, qdq
     from compressor.quantization.bias_correction import add_biases
+    from compressor.quantization.half import HALVES, store_half
     from compressor.quantization.scheme import named
     from compressor.quantization.view import View
 
@@ -127,13 +140,15 @@ def run(
     reasons = _unusable(watched, observed, calibrate.left_out(Path(ranges)))
     unusable = {name: reasons[one] for name, found in members.items() for one in found if one in reasons}
     placed = placement.place(view, chosen, frozenset(exclude or []), unusable)
-    facts |= _facts(placed)
-    if not placed.integer and not placed.stored:
+    halves = _kept_from_int8(view, placed, chosen, corrections, moments)
+    facts |= _facts(placed, halves)
+    if not placed.integer and not facts["stored"]:
         return unchanged(source, folder, facts, f"nothing to quantize: {_why(placed)}")
     if not placed.integer:
-        events.warn(f"no operator runs in int8, weights are only stored as int8: {_why(placed)}")
+        events.warn(f"no operator runs in int8, weights are only stored in fewer bits: {_why(placed)}")
     known = {name: _cover(name, found, observed) for name, found in members.items()}
     made = qdq.write(view, placed, known, chosen, corrections)
+    store_half(made, HALVES["float16"], halves)
     if bias_correction == "full":
         _correct_fully(source, made, data, folder)
     return written(source, folder, made, facts)
@@ -153,6 +168,21 @@ def _corrections(weights: str, rounding: str, bias: str | None, moments: str | N
         raise UsageError("quantize: gptq rounding and bias correction need moments; gather them first")
     found = gathering.load(Path(moments)) if moments else {}
     return corrections.Corrections(weights, rounding, bias is not None, found)
+
+
+def _kept_from_int8(
+    view: View, placed: Placement, scheme: Scheme, corrections: Corrections, moments: str | None
+) -> set[str]:
+    """Take weights out of `placed` that are to be stored as float16; gives their names."""
+    from compressor.quantization import recurrent
+
+    uses = recurrent.stored(view, placed.stored)
+    if not uses:
+        return set()
+    if moments is None:
+        return recurrent.take_out(view, placed, recurrent.keep_unseen(view, uses))
+    kept = recurrent.keep(view, uses, scheme, corrections, recurrent.load(Path(moments)))
+    return recurrent.take_out(view, placed, kept)
 
 
 def _correct_fully(source: Model, made: ModelProto, data: dict[str, Any] | None, folder: str) -> None:
@@ -190,10 +220,10 @@ def _unusable(
     return {**reasons, **{name: f"tensor '{name}': {reason}" for name, reason in left_out.items()}}
 
 
-def _facts(placed: Placement) -> dict[str, Any]:
+def _facts(placed: Placement, halves: set[str]) -> dict[str, Any]:
     return {
         "quantized": len(placed.integer),
-        "stored": len(placed.stored),
+        "stored": len(placed.stored) + len(halves),
         "tensors": len(placed.pairs),
         "float": [asdict(operator) for operator in placed.float],
     }
