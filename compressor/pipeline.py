@@ -106,6 +106,10 @@ class _Run:
             raise UsageError(f"--scheme {options.scheme}: unknown; known are {', '.join(scheme.SCHEMES)}")
         self.recipe = Recipe.read(Path(options.recipe)) if options.recipe else None
         self.targets, self.skipped = resolve(options, self._obstacle)
+        if options.scheme and not any(map(presets.schemed, self.targets)):
+            raise UsageError(
+                f"--scheme {options.scheme} says how int8 and int8-dynamic are made; none of the targets is"
+            )
         self.ladders = {target: self._ladder(target) for target in self.targets}
 
     def _obstacle(self, target: Target) -> str | None:
@@ -125,13 +129,9 @@ class _Run:
         name = ""
         if presets.schemed(target):
             name = self.options.scheme or scheme.for_machine(runtime, device, machine.cpu_flags())
-            if target.precision == "int8-dynamic" and not scheme.SCHEMES[name].dynamic:
-                raise UnsupportedError(
-                    f"{target}: {scheme.SCHEMES[name].title} has no kernels that quantize while they run; "
-                    "ask for int8"
-                )
+            presets.check_scheme(target, name)
         if self.recipe:
-            return (presets.suited(self.recipe, target, name),)
+            return (presets.suited(self.recipe, target, name, self.options.scheme),)
         return presets.rungs(target, name, bool(self.options.calib_data or self.options.data))
 
     def report(self, steps: Steps) -> Report:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
-from compressor import machine, plugins
+from compressor import machine
 from compressor.errors import UnsupportedError, UsageError
+from compressor.quantization.scheme import SCHEMES, named
 from compressor.recipe import Recipe, Step
 from compressor.target import Target
 
-__all__ = ["rungs", "schemed", "suited"]
+__all__ = ["check_scheme", "rungs", "schemed", "suited"]
 
 
 def _corrected(observer: str, **choices: str) -> Step:
@@ -121,32 +121,104 @@ def _recipe(name: str, stage: str, what: str, **parameters: Any) -> Recipe:
     return Recipe(name, (Step(stage, parameters),), what)
 
 
-_MADE_BY = {
-    "int8": "quantize",
-    "int8-dynamic": "dynamic",
-    "int8-weight": "weight_only",
-    "int4": "weight_only",
+def check_scheme(target: Target, name: str) -> None:
+    """Raise `UnsupportedError` for a scheme by which a target cannot be made.
+
+    A file of static int8 is Q/DQ in standard ONNX and may be made for another runtime or processor; one of
+    dynamic int8 holds operators of the runtime that runs it.
+    """
+    if target.precision != "int8-dynamic":
+        return
+    chosen = named(name)
+    if not chosen.dynamic:
+        raise UnsupportedError(
+            f"{target}: {chosen.title} has no kernels that quantize while they run; ask for int8"
+        )
+    if chosen.place != (target.runtime, target.device):
+        fitting = [one.name for one in SCHEMES.values() if one.place == (target.runtime, target.device)]
+        raise UnsupportedError(
+            f"{target}: scheme {name} is for {chosen.title}, and int8-dynamic is made for the runtime that "
+            f"runs it; take {', '.join(fitting)}"
+        )
+
+
+def suited(recipe: Recipe, target: Target, scheme: str, asked: str | None = None) -> Recipe:
+    """The recipe with the machine's scheme and the target's device where it names none.
+
+    Raises `UsageError` if it does not make the target: its last step, and no other, must give the target's
+    precision; if parameters do not fit their stages; or if `asked`, the scheme of --scheme, is another than
+    its own.
+    """
+    if target.precision == "fp32" and recipe.steps:
+        raise UsageError(
+            f"recipe {recipe.name}: {target} is the model as it is, which no recipe changes; leave that "
+            "target out, it is made and measured in any case"
+        )
+    filled = replace(recipe, steps=tuple(_filled(step, target, scheme) for step in recipe.steps))
+    for step in filled.steps:
+        step.check(recipe.name)
+        own = step.parameters.get("scheme")
+        if asked and own not in (None, asked):
+            raise UsageError(f"recipe {recipe.name}: it names the scheme {own}, but --scheme is {asked}")
+    _check_makes(filled, target)
+    return filled
+
+
+def _filled(step: Step, target: Target, scheme: str) -> Step:
+    """A step with what the run knows, where its stage takes that and the recipe leaves it open."""
+    known = {"scheme": scheme, "device": target.device}
+    given = {name: value for name, value in known.items() if value and name in step.takes}
+    return Step(step.stage, {**given, **step.parameters})
+
+
+def _check_makes(recipe: Recipe, target: Target) -> None:
+    """Raise `UsageError` unless the last step, and no other, makes the precision of the target."""
+    made = [(step.stage, _makes(recipe, step)) for step in recipe.steps]
+    wrong = [(stage, precision) for stage, precision in made if precision not in (None, target.precision)]
+    if wrong:
+        stage, precision = wrong[0]
+        raise UsageError(
+            f"recipe {recipe.name}: its step '{stage}' makes {precision}, so it cannot make {target}; "
+            f"ask for {precision} or change the recipe"
+        )
+    makers = [stage for stage, precision in made if precision]
+    if not makers and target.precision != "fp32":
+        needed = _MADE_BY[target.precision][0]
+        raise UsageError(f"recipe {recipe.name}: no step '{needed}', so it cannot make {target}; add it")
+    if len(makers) > 1 or (makers and makers[0] != made[-1][0]):
+        raise UsageError(
+            f"recipe {recipe.name}: the step '{makers[0]}' must be the last one, and stand there once, since "
+            "what comes behind it finds the model quantized; move or remove the others"
+        )
+    last = recipe.steps[-1] if recipe.steps else None
+    if last and last.parameters.get("device") not in (None, target.device):
+        device = last.parameters["device"]
+        raise UsageError(f"recipe {recipe.name}: it computes on {device}, but the target is {target}")
+    if last and last.stage == "dynamic":
+        check_scheme(target, str(last.parameters["scheme"]))
+
+
+_MADE_BY: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("quantize", {}),
+    "int8-dynamic": ("dynamic", {}),
+    "int8-weight": ("weight_only", {"bits": 8}),
+    "int4": ("weight_only", {"bits": 4}),
+    "fp16": ("cast", {"to": "float16"}),
+    "bf16": ("cast", {"to": "bfloat16"}),
 }
 
 
-def suited(recipe: Recipe, target: Target, scheme: str) -> Recipe:
-    """The recipe with the machine's scheme where it names none; refuses one that cannot make the target."""
-    needed = _MADE_BY.get(target.precision)
-    if needed and needed not in [step.stage for step in recipe.steps]:
-        raise UsageError(
-            f"recipe {recipe.name}: no step '{needed}', so it cannot make {target}; add it or ask for fp32"
-        )
-    return replace(recipe, steps=tuple(_filled(recipe, step, scheme) for step in recipe.steps))
-
-
-def _filled(recipe: Recipe, step: Step, scheme: str) -> Step:
-    """A step whose parameters are those that its stage takes."""
-    takes = signature(plugins.module("stages", step.stage).run).parameters
-    known = [name for name in takes if name not in ("model", "folder", "ranges", "moments", "data")]
-    unknown = sorted(set(step.parameters) - set(known))
-    if unknown:
-        raise UsageError(
-            f"recipe {recipe.name}: stage {step.stage} takes no '{unknown[0]}'; it takes {', '.join(known)}"
-        )
-    given = {"scheme": scheme, **step.parameters} if "scheme" in known else step.parameters
-    return Step(step.stage, given)
+def _makes(recipe: Recipe, step: Step) -> str | None:
+    """The precision that a step makes; None for one that leaves the model in float."""
+    ways = [(wanted, precision) for precision, (stage, wanted) in _MADE_BY.items() if stage == step.stage]
+    for wanted, precision in ways:
+        if all(
+            step.parameters.get(name, step.takes[name].default) == value for name, value in wanted.items()
+        ):
+            return precision
+    if not ways:
+        return None
+    names = {name: step.parameters[name] for wanted, _ in ways for name in wanted}
+    known = " and ".join(f"{value!r}" for wanted, _ in ways for value in wanted.values())
+    given = ", ".join(f"{name} {value!r}" for name, value in names.items())
+    raise UsageError(f"recipe {recipe.name}: stage {step.stage} with {given} is unknown; known are {known}")

@@ -26,6 +26,7 @@ __all__ = ["FORM", "VERSION", "calibrate", "calibration", "run"]
 VERSION = 2
 FORM = "onnx"
 _ROUNDINGS = ("nearest", "hqq", "gptq")
+_LEVELS = (0, 1, 2, 3, 4)  # of MatMulNBits
 _GROUPS = (16, 32, 64, 128, 256)
 _WIDEST = 8192  # inputs of a layer whose second moments are still solved with
 
@@ -66,9 +67,9 @@ def run(
     """The task: pack constant weights of MatMul, Gemm and (4 bits) tables; store the others (see `storage`).
 
     `group` weights along a layer's inputs share a scale and a zero point. `rounding` is nearest, hqq or
-    gptq, which reads what `calibrate` left in the folder `ranges`. The share `wide` (0..1) of the packed
-    weights, those of the layers that 4 bits change most, gets 8 bits. `accuracy_level` is the kernel's: 4
-    rounds activations to int8 inside it, 0 keeps them. `exclude` names nodes to be left in float.
+    gptq, which reads what `calibrate` left in the folder `ranges`. The share `wide` (from 0 to below 1) of
+    the packed weights, those of the layers that 4 bits change most, gets 8 bits. `accuracy_level` is the
+    kernel's: 4 rounds activations to int8 inside it, 0 keeps them. `exclude` names nodes to be left in float.
 
     Facts of the model that is given back: the parameters, `quantized` (layers packed), `by_bits` (weights
     per number of bits), `wide_layers`, `stored` (weights stored as int8), `float` (name, op and reason of
@@ -78,7 +79,7 @@ def run(
     from compressor.quantization.scheme import SCHEMES
     from compressor.quantization.view import View
 
-    _check(bits, group, rounding, ranges)
+    _check(bits, group, rounding, ranges, wide, accuracy_level)
     source, left = Model.of(model), frozenset(exclude or [])
     facts: dict[str, Any] = {
         "bits": bits,
@@ -108,13 +109,20 @@ def run(
     return _outcome.written(source, folder, prepared, facts)
 
 
-def _check(bits: int, group: int, rounding: str, ranges: str | None) -> None:
+def _check(
+    bits: int, group: int, rounding: str, ranges: str | None, wide: float, accuracy_level: int
+) -> None:
     if bits not in (4, 8):
         raise UsageError(f"weight-only with {bits} bits: the runtime has kernels for 4 and 8")
     if group not in _GROUPS:
         raise UsageError(f"group {group}: must be one of {', '.join(map(str, _GROUPS))}")
     if rounding not in _ROUNDINGS:
         raise UsageError(f"there is no rounding '{rounding}'; there are: {', '.join(_ROUNDINGS)}")
+    if not 0 <= wide < 1:
+        raise UsageError(f"weight-only: wide {wide:g} is not a share of the weights; give 0 to below 1")
+    if accuracy_level not in _LEVELS:
+        known = ", ".join(map(str, _LEVELS))
+        raise UsageError(f"weight-only: accuracy_level {accuracy_level} is unknown; known are {known}")
     if rounding == "gptq" and not ranges:
         raise UsageError(
             "rounding gptq needs data to calibrate from: pass --data or --calib-data, or take hqq"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from compressor import compress
-from compressor.errors import CompressError
+from compressor.errors import CompressError, UsageError
 from compressor.quantization.lint import lint
 
 
@@ -56,3 +56,20 @@ def test_the_report_says_what_the_other_kind_of_x86_does(net: Path, tmp_path: Pa
 def test_dynamic_int8_is_refused_where_no_kernel_does_it(net: Path, tmp_path: Path) -> None:
     with pytest.raises(CompressError, match="TensorRT has no kernels that quantize while they run"):
         compress(net / "net.onnx", "int8-dynamic:onnx", scheme="tensorrt", bench=0, out=tmp_path / "o")
+
+
+def test_a_scheme_that_no_target_has_a_use_for_is_refused(net: Path, tmp_path: Path) -> None:
+    """Weight-only and half engines are made by no scheme; beside int8 it is the int8 engine's."""
+    for target in ("int4:onnx", "fp16:onnx", "fp32:onnx"):
+        with pytest.raises(
+            UsageError, match="--scheme ort-arm says how int8 and int8-dynamic are made; none"
+        ):
+            compress(net / "net.onnx", target, scheme="ort-arm", bench=0, out=tmp_path / "o")
+
+
+def test_a_recipe_for_int8_makes_no_float_engine(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "q.json").write_text('{"steps": [{"stage": "quantize"}]}')
+    given = {"data": net / "data.npz", "recipe": tmp_path / "q.json", "bench": 0, "out": tmp_path / "o"}
+    for targets in ("fp32:onnx", ["int8:onnx", "fp32:onnx"]):
+        with pytest.raises(UsageError, match="fp32:onnx:cpu is the model as it is, which no recipe changes"):
+            compress(net / "net.onnx", targets, **given)

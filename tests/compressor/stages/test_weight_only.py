@@ -151,6 +151,9 @@ def test_report_sees_the_types_of_weights(mlp: Json, tmp_path: Path, sequences: 
         ({"group": 48}, "must be one of 16, 32"),
         ({"rounding": "best"}, "no rounding 'best'.*nearest, hqq, gptq"),
         ({"rounding": "gptq"}, "needs data"),
+        ({"wide": 7.0}, "wide 7 is not a share"),
+        ({"wide": 1.0}, "wide 1 is not a share of the weights; give 0 to below 1"),
+        ({"accuracy_level": 9}, "accuracy_level 9 is unknown"),
         ({"exclude": ["nowhere"]}, "no node 'nowhere'"),
     ],
 )
