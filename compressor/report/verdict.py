@@ -34,6 +34,7 @@ __all__ = ["Verdicts", "judge", "speed_class", "unknown", "verdicts"]
 
 FASTER, SLOWER = 1.02, 0.98
 SHARE_INT8 = 0.9
+_NONE = 0.0005  # a share that would be written as 0.0 %
 TOLERATED = 0.01
 _LOSS = 1.0  # dB of SQNR that kernels may lose before it is said
 AGREEMENT, AGREEMENT_DB = 0.9, 10.0
@@ -197,7 +198,7 @@ def _facts(data: Data, engine: Data) -> list[str]:
     """What was found of a candidate; of one made for elsewhere only what holds there, too."""
     if engine.get("made_for"):
         return [_size(data, engine), _accuracy(data, engine)]
-    return [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(engine)]
+    return [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(data, engine)]
 
 
 def _sentence(facts: Sequence[str]) -> str:
@@ -285,12 +286,12 @@ def _agreement(engine: Data) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
-def _caveats(engine: Data) -> list[str]:
+def _caveats(data: Data, engine: Data) -> list[str]:
     caveats = []
     share = engine["precision"] and engine["precision"]["share_int8"]
     asked = engine["target"].partition(":")[0].partition("+")[0]
     if asked in ("int8", "int8-dynamic") and share is not None and share < SHARE_INT8:
-        caveats.append(f"only {percent(share)} of the compute runs in int8{_left_float(engine)}")
+        caveats.append(f"only {percent(share)} of the compute runs in int8{_left_float(data, engine)}")
     caveats += _unfused(engine, asked) + _weight_caveats(engine, asked)
     if _kernels_lose_more(engine):
         gap = decibels(engine["simulation_gap"]["sqnr_db"])
@@ -301,11 +302,12 @@ def _caveats(engine: Data) -> list[str]:
     return caveats
 
 
-def _left_float(engine: Data) -> str:
-    """How many layers were left in float on purpose."""
+def _left_float(data: Data, engine: Data) -> str:
+    """How many layers were left in float on purpose, and on whose: without a recipe it was the search's."""
+    by = "the recipe" if (data.get("options") or {}).get("recipe") else "the search"
     layers = (engine.get("quantization") or {}).get("float") or []
     count = sum(layer["reason"].startswith("left in float on request") for layer in layers)
-    return f" ({count} layer{'s' * (count > 1)} left in float by the recipe)" if count else ""
+    return f" ({count} layer{'s' * (count > 1)} left in float by {by})" if count else ""
 
 
 def _unfused(engine: Data, asked: str) -> list[str]:
@@ -328,12 +330,14 @@ def _weight_caveats(engine: Data, asked: str) -> list[str]:
     if wanted is None or not precision.get("weights_by_type"):
         return []
     stored = precision["weights_by_type"].get(wanted, 0.0)
+    if stored < _NONE:
+        reason = (engine.get("quantization") or {}).get("reason")
+        return [f"none of the weights are {wanted}" + (f" ({reason})" if reason else "")]
     caveats = [] if stored >= SHARE_INT8 else [f"only {percent(stored)} of the weights are {wanted}"]
-    shares = precision.get("share_by_type") or {}
-    if wanted.endswith("float16") and shares.get("float32", 0.0) > 1 - SHARE_INT8:
-        caveats.append(
-            f"{wanted} is how weights are stored: {percent(shares['float32'])} of the compute runs in float32"
-        )
+    in_float = (precision.get("share_by_type") or {}).get("float32", 0.0)
+    if wanted.endswith("float16") and in_float > 1 - SHARE_INT8:
+        how = "" if caveats else f"{wanted} is how weights are stored: "
+        caveats.append(f"{how}{percent(in_float)} of the compute runs in float32")
     return caveats
 
 
@@ -403,7 +407,7 @@ def _no_choice(data: Data, candidates: Sequence[Data]) -> str:
     if not any(engine["latency"] for engine in data["engines"]):
         if len(candidates) == 1:
             only = candidates[0]
-            facts = "; ".join([_accuracy(data, only), *_caveats(only)])
+            facts = "; ".join([_accuracy(data, only), *_caveats(data, only)])
             return f"No recommendation without latency. {only['target']}: {facts}."
         return "No recommendation: latency was not measured."
     if unproven := _open(data, _fastest_float(data)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "run"]
 
-VERSION = 1
+VERSION = 2
 FORM = "onnx"
 
 
@@ -106,7 +106,8 @@ def _delivered(
     source: Model, folder: str, model: ModelProto, facts: dict[str, Any], device: str
 ) -> dict[str, Any]:
     if not facts["halved"]:
-        reason = "nothing to cast: the model has no large float weight"
+        inside = _outcome.inner_layers(model)
+        reason = f"nothing to cast: {_outcome.why_float(inside, 'the model has no large float weight')}"
         return _outcome.unchanged(source, folder, facts, reason)
     made = _outcome.written(source, folder, model, facts, device)
     for name, reason in facts["float_constants"].items():

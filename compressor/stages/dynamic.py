@@ -79,10 +79,10 @@ def run(
     _refuse_convolutions(view)
     planned = integers.plan(view, chosen, {**_unsafe(view, chosen, ranges), **left})
     facts["quantized"] = len(planned.matrices) + len(planned.recurrent)
-    facts["float"] = [asdict(operator) for operator in planned.float]
+    facts["float"] = [asdict(operator) for operator in planned.float] + _outcome.inner_layers(prepared)
     if not facts["quantized"]:
-        ops = sorted({f"{item.op} ({item.reason})" for item in planned.float})[:3]
-        reason = f"nothing to quantize: {'; '.join(ops) or 'the model has no MatMul, Gemm or LSTM'}"
+        why = _outcome.why_float(facts["float"], "the model has no MatMul, Gemm or LSTM")
+        reason = f"nothing to quantize: {why}"
         return _outcome.unchanged(source, folder, facts, reason)
     integers.write(view, planned, chosen)
     facts["stored"] = storage.store(prepared, chosen, frozenset(left))

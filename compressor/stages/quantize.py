@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compressor import events
 from compressor.errors import UsageError
 from compressor.model import Model
-from compressor.stages._outcome import check_names, unchanged, written
+from compressor.stages._outcome import check_names, inner_layers, unchanged, why_float, written
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "moments", "needs", "run"]
 
-VERSION = 7
+VERSION = 8
 FORM = "onnx"
 _LARGEST = 1e30  # a range beyond this is a mask or an overflow, not a signal
 
@@ -142,10 +142,12 @@ def run(
     placed = placement.place(view, chosen, frozenset(exclude or []), unusable)
     halves = _kept_from_int8(view, placed, chosen, corrections, moments)
     facts |= _facts(placed, halves)
+    facts["float"] += inner_layers(prepared)
+    why = why_float(facts["float"], "the model has no operator with weights")
     if not placed.integer and not facts["stored"]:
-        return unchanged(source, folder, facts, f"nothing to quantize: {_why(placed)}")
+        return unchanged(source, folder, facts, f"nothing to quantize: {why}")
     if not placed.integer:
-        events.warn(f"no operator runs in int8, weights are only stored in fewer bits: {_why(placed)}")
+        events.warn(f"no operator runs in int8, weights are only stored in fewer bits: {why}")
     known = {name: _cover(name, found, observed) for name, found in members.items()}
     made = qdq.write(view, placed, known, chosen, corrections)
     store_half(made, HALVES["float16"], halves)
@@ -227,8 +229,3 @@ def _facts(placed: Placement, halves: set[str]) -> dict[str, Any]:
         "tensors": len(placed.pairs),
         "float": [asdict(operator) for operator in placed.float],
     }
-
-
-def _why(placed: Placement) -> str:
-    reasons = sorted({f"{operator.op} ({operator.reason})" for operator in placed.float})
-    return "; ".join(reasons[:3]) or "the model has no operator with weights"

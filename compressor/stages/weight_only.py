@@ -100,9 +100,11 @@ def run(
     packed, wide_layers = _packed(planned, rounder, bits, wide)
     nbits.write(view, planned, packed, accuracy_level)
     facts |= _facts(planned, packed, wide_layers)
+    facts["float"] += _outcome.inner_layers(prepared)
     facts["stored"] = storage.store(prepared, SCHEMES["ort-x86-vnni"], left)
     if not packed and not facts["stored"]:
-        reason = "nothing to quantize: the model has no large constant weight"
+        why = _outcome.why_float(facts["float"], "the model has no large constant weight")
+        reason = f"nothing to quantize: {why}"
         return _outcome.unchanged(source, folder, facts, reason)
     if not packed:
         events.warn("no layer has a weight-only kernel, weights are only stored as int8")

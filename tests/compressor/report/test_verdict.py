@@ -146,15 +146,27 @@ def test_of_equally_fast_engines_the_most_accurate_wins(report: Any, base: Any, 
 def test_a_type_that_only_stores_weights_is_said(report: Any, base: Any, engine: Any) -> None:
     stored = {"share_int8": 0.0, "share_by_type": {"float32": 1.0}, "weights_by_type": {"float16": 0.99}}
     computed = {**stored, "share_by_type": {"float16": 1.0}}
+    part, none = (
+        {**stored, "weights_by_type": {"float16": share, "float32": 1 - share}} for share in (0.3, 0.0)
+    )
     some = {"share_int8": 1.0, "share_by_type": {"int8": 1.0}, "weights_by_type": {"int4": 0.4, "int8": 0.6}}
     for target, precision, words in (
         ("fp16:onnx:cpu", stored, "float16 is how weights are stored: 100 % of the compute runs in float32"),
         ("fp16:onnx:cpu", computed, None),
         ("int4:onnx:cpu", some, "only 40.0 % of the weights are int4"),
+        (
+            "fp16:onnx:cpu",
+            part,
+            "only 30.0 % of the weights are float16; 100 % of the compute runs in float32",
+        ),
+        ("fp16:onnx:cpu", none, "none of the weights are float16 (nothing to cast)."),
+        ("bf16:onnx:cpu", stored, "none of the weights are bfloat16 (nothing to cast)."),
     ):
-        row = engine(target, precision={"float_islands": [], **precision})
+        facts = {"reason": "nothing to cast"} if words and "none" in words else {}
+        row = engine(target, precision={"float_islands": [], **precision}, quantization=facts)
         text = found(report([base, row]), target)[1]
         assert (words in text) if words else ("stored" not in text)
+        assert ("is how weights are stored" in text) is (precision is stored and target == "fp16:onnx:cpu")
 
 
 def test_layers_left_in_float_and_layers_that_did_not_fuse_are_told_apart(
@@ -166,8 +178,10 @@ def test_layers_left_in_float_and_layers_that_did_not_fuse_are_told_apart(
     never = {"name": "b", "op": "LSTM", "reason": "the runtime has no int8 kernel for LSTM"}
     precision = {"share_int8": 0.62, "float_islands": [island] * 3}
     row = engine(INT8, precision=precision, quantization={"float": [asked, never]})
-    line = found(report([base, row]))[1]
+    line = found({**report([base, row]), "options": {"recipe": "r.json"}})[1]
     assert "only 62.0 % of the compute runs in int8 (1 layer left in float by the recipe)" in line
+    line = found({**report([base, row]), "options": {"max_drop": 1}})[1]
+    assert "only 62.0 % of the compute runs in int8 (1 layer left in float by the search)" in line
     assert f"1 layer of the int8 file runs in float ({reason})" in line
     row = engine(INT8, precision=precision, quantization={"float": [asked, asked, never]})
     assert "of the int8 file" not in found(report([base, row]))[1]
