@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compressor import onnx_files, plugins
 from compressor.errors import UnsupportedError
 from compressor.model import Model, TensorSpec
+from compressor.quantization.repeats import drop_repeats
 from compressor.store import file_digest
 from compressor.target import Target
 
@@ -69,7 +70,7 @@ def _graph(source: Model, folder: Path) -> openvino.Model:
     import openvino
     from openvino._offline_transformations import apply_moc_transformations
 
-    path = _without_dropout(source.path, folder)
+    path = _suited(source.path, folder)
     try:
         graph = openvino.Core().read_model(str(path))
     except Exception as error:
@@ -85,20 +86,27 @@ def _graph(source: Model, folder: Path) -> openvino.Model:
     return graph
 
 
-def _without_dropout(path: Path, folder: Path) -> Path:
-    """The file, or one below `folder` in which a Dropout that does nothing is an Identity.
+def _suited(path: Path, folder: Path) -> Path:
+    """The file, or one below `folder` that computes the same and that OpenVINO takes better."""
+    nodes = onnx_files.read(path, data=False).graph.node
+    if not any(_is_idle(node) or node.op_type == "QuantizeLinear" for node in nodes):
+        return path
+    model = onnx_files.read(path)
+    _without_dropout(model)
+    drop_repeats(model)
+    onnx_files.save(model, folder / "suited.onnx")
+    return folder / "suited.onnx"
+
+
+def _without_dropout(model: onnx.ModelProto) -> None:
+    """Let a Dropout that does nothing be an Identity.
 
     OpenVINO takes both out of the graph, and with Dropout the names of inputs and outputs beside it.
     """
-    if not any(map(_is_idle, onnx_files.read(path, data=False).graph.node)):
-        return path
-    model = onnx_files.read(path)
     for node in model.graph.node:
         if _is_idle(node):
             node.op_type = "Identity"
             del node.input[1:], node.output[1:], node.attribute[:]
-    onnx_files.save(model, folder / "without_dropout.onnx")
-    return folder / "without_dropout.onnx"
 
 
 def _is_idle(node: onnx.NodeProto) -> bool:

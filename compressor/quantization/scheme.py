@@ -94,6 +94,8 @@ class Scheme:
         return (0, 255) if self.activation == "uint8" else (-128, 127)
 
 
+_JOINS = frozenset({"Concat"})
+
 # Two products of a uint8 and an int8 that are added in int16 stay below 2**15 while 255 * (|q1| + |q2|) does.
 _PAIR_LIMIT = 2**15 // 255
 
@@ -165,12 +167,13 @@ SCHEMES: dict[str, Scheme] = {
         _TENSORRT,
         Scheme(
             "openvino-x86-avx2", "OpenVINO on x86 without VNNI", _OPENVINO, "uint8", _PAIR_LIMIT,
-            pairs_restart=True,
+            pairs_restart=True, equal=_JOINS,
         ),
         Scheme(
-            "openvino-x86-vnni", "OpenVINO on x86 with VNNI", _OPENVINO, "uint8", narrow="openvino-x86-avx2"
+            "openvino-x86-vnni", "OpenVINO on x86 with VNNI", _OPENVINO, "uint8", narrow="openvino-x86-avx2",
+            equal=_JOINS,
         ),
-        Scheme("openvino-arm", "OpenVINO on ARM", _OPENVINO, "uint8"),
+        Scheme("openvino-arm", "OpenVINO on ARM", _OPENVINO, "uint8", equal=_JOINS),
         _LITERT,
     )
 }  # fmt: skip

@@ -176,6 +176,36 @@ def test_a_model_that_openvino_lacks_operators_for_is_one_line(model: Any, tmp_p
     assert "\n" not in str(caught.value)
 
 
+def test_pairs_that_change_nothing_are_left_out(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["a"]),
+        helper.make_node("DequantizeLinear", ["a", "scale", "zero"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["c"], perm=[1, 0]),
+        helper.make_node("QuantizeLinear", ["c", "scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["d", "scale", "zero"], ["e"]),
+        helper.make_node("Exp", ["e"], ["y"]),
+    ]
+    value = helper.make_tensor_value_info
+    constants = [("scale", np.float32(0.1)), ("zero", np.uint8(7))]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, ["N", 3])],
+        [value("y", TensorProto.FLOAT, [3, "N"])],
+        [numpy_helper.from_array(np.asarray(number), name) for name, number in constants],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(proto, tmp_path / "source.onnx")
+    source = Model(
+        "onnx", tmp_path / "source.onnx", *onnx_files.specs(proto), sha256="", parameters=0, kind="onnx"
+    )
+    exporter.export(source.json(), "int8:openvino:cpu", str(tmp_path))
+    assert (tmp_path / "model.xml").read_text().count('type="FakeQuantize"') == 1
+    assert not (tmp_path / "suited.onnx").exists()
+    x = np.array([[0.31, -0.66, 2.0]], np.float32)
+    assert np.log(run(tmp_path, x=x)["y"]) == pytest.approx(np.array([[0.3], [-0.7], [2.0]]), abs=1e-5)
+
+
 def test_what_can_be_made(monkeypatch: pytest.MonkeyPatch, model: Any, tmp_path: Path) -> None:
     assert exporter.check(Target.parse("int8:openvino:cpu")) is None
     assert "fp32, int8" in str(exporter.check(Target.parse("int4:openvino:cpu")))
