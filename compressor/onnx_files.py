@@ -72,9 +72,12 @@ def read(path: Path, *, data: bool = True) -> onnx.ModelProto:
 def tidy(model: onnx.ModelProto) -> None:
     """Take initializers out of the inputs, as every file since IR 4 may, and drop the exporter's notes.
 
-    The notes (stack traces on every node) can be a tenth of a small engine. The meaning stays.
+    The notes (stack traces on every node) can be a tenth of a small engine. What is left out of a node is
+    written in the form that onnxruntime takes: it crashes on a LayerNormalization whose bias is named "",
+    and on a Split, If, Loop or Scan with an output of that name. The meaning stays.
     """
     _drop_notes(model.graph)
+    _spell_out(model.graph, _names(model.graph))
     constants = {tensor.name for tensor in model.graph.initializer}
     real = [value for value in model.graph.input if value.name not in constants]
     if len(real) < len(model.graph.input):
@@ -88,9 +91,38 @@ def _drop_notes(graph: onnx.GraphProto) -> None:
         item.ClearField("metadata_props")
         item.ClearField("doc_string")
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
-                _drop_notes(inner)
+        for inner in _subgraphs(node):
+            _drop_notes(inner)
+
+
+def _spell_out(graph: onnx.GraphProto, taken: set[str]) -> None:
+    """Cut off inputs that are left out at the end; name outputs of a variable number that are left out."""
+    for node in graph.node:
+        inner = list(_subgraphs(node))
+        while node.input and not node.input[-1] and not inner:
+            node.input.pop()
+        for place, name in enumerate(node.output if inner or node.op_type == "Split" else ()):
+            if not name:
+                count = len(taken)
+                while (unused := f"unused_{count}") in taken:
+                    count += 1
+                taken.add(unused)
+                node.output[place] = unused
+        for each in inner:
+            _spell_out(each, taken)
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Of all tensors, those of subgraphs included."""
+    found = {item.name for item in (*graph.input, *graph.output, *graph.initializer)}
+    for node in graph.node:
+        found.update(node.input, node.output, *(_names(inner) for inner in _subgraphs(node)))
+    return found
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ()))
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:

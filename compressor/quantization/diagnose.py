@@ -22,6 +22,7 @@ from compressor.quantization.causes import LayerCauses, layer_causes
 from compressor.quantization.observers.statistics import LIMIT
 from compressor.quantization.scheme import SCHEMES, Scheme
 from compressor.quantization.segments import write_segments
+from compressor.quantization.view import View
 
 __all__ = ["COMPUTE", "compare", "diagnose", "sqnr"]
 
@@ -44,10 +45,10 @@ def diagnose(
 ) -> dict[str, Any]:
     """The task: SQNR of each compute layer's output over the first usable `samples` samples.
 
-    Returns `layers`, a list in the graph's order of `name` and `op` of the node, `tensor` (its output),
-    `sqnr_db`, `own_sqnr_db` (of this layer alone, with float inputs) and `split` (the shares of that
-    error's causes, see `causes`; both None for what is not a Conv, Gemm or MatMul with constant weights),
-    and `samples`. The quantized graph runs with all optimizations off, as a float
+    Returns `layers`, a list in the graph's order of `name` and `op` of the node, `tensor` (its first
+    output that has a name), `sqnr_db`, `own_sqnr_db` (of this layer alone, with float inputs) and `split`
+    (the shares of that error's causes, see `causes`; both None for what is not a Conv, Gemm or MatMul with
+    constant weights), and `samples`. The quantized graph runs with all optimizations off, as a float
     simulation of its Q/DQ pairs. Errors add up along the graph: a layer is to blame where the figure
     falls, not where it is low.
     """
@@ -73,8 +74,8 @@ def compare(
 ) -> dict[str, Any]:
     """As `diagnose`, for two `onnx.ModelProto`s whose nodes and tensors bear the same names."""
     made = {name for node in quantized.graph.node for name in node.output}
-    layers = [node for node in reference.graph.node if node.op_type in COMPUTE and node.output[0] in made]
-    tensors = [node.output[0] for node in layers]
+    layers = [node for node in reference.graph.node if node.op_type in COMPUTE and View.key(node) in made]
+    tensors = [View.key(node) for node in layers]
     causes = layer_causes(reference, quantized, scheme)
     inputs = dict.fromkeys(cause.node.input[0] for cause in causes.values())
     pair = []

@@ -1,9 +1,9 @@
 """Rewrites that fold constant work into the layer beside it, each of them exact in real arithmetic.
 
-A mean over an image becomes a pool. Batch normalization and channel-wise Mul/Add/Sub/Div go into the Conv,
-ConvTranspose or Gemm before them, zero padding into the Conv after it, alpha and beta into a Gemm's
-constants, and MatMul + bias on matrices becomes Gemm. A float runtime does these itself; with quantization
-pairs in between it no longer can.
+A mean over an image becomes a pool; sizes and pads for some axes become those for all. Batch normalization
+and channel-wise Mul/Add/Sub/Div go into the Conv, ConvTranspose or Gemm before them, zero padding into the
+Conv after it, alpha and beta into a Gemm's constants, and MatMul + bias on matrices becomes Gemm. A float
+runtime does these itself; with quantization pairs in between it no longer can.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def fold(model: ModelProto) -> None:
         _drop_identity,
         _sum_to_add,
         _mean_to_pool,
+        _pad_every_axis,
+        _resize_every_axis,
         _pad_into_conv,
         _matmul_to_gemm,
         _gemm_constants,
@@ -77,9 +79,7 @@ def _mean_to_pool(view: View, node: NodeProto) -> None:
     if sorted(axis % 4 for axis in axes) != [2, 3]:
         return
     keeps = attribute(node, "keepdims", 1)
-    if len(node.input) > 1:
-        view.consumers[node.input[1]].remove(node)
-    del node.input[1:]
+    _drop_inputs(view, node, 1)
     for name in ("axes", "keepdims", "noop_with_empty_axes"):
         _set_attribute(node, name, None)
     node.op_type = "GlobalAveragePool"
@@ -87,6 +87,63 @@ def _mean_to_pool(view: View, node: NodeProto) -> None:
         output = node.output[0]
         view.set_output(node, view.new_name(f"{output}_pooled"))
         view.insert_after(node, "Flatten", output)
+
+
+def _pad_every_axis(view: View, node: NodeProto) -> None:
+    """Pads for some axes become pads for all of them.
+
+    onnxruntime's layout optimizer, which int8 convolutions call up, takes them for pads of all axes.
+    """
+    rank = view.rank(node.input[0]) if node.op_type == "Pad" and len(node.input) > 3 else None
+    pads = view.array(node.input[1]) if rank else None
+    axes = view.array(node.input[3]) if rank else None
+    if rank is None or pads is None or axes is None:
+        return
+    full = np.zeros((2, rank), np.int64)
+    full[:, axes] = pads.reshape(2, -1)
+    view.set_input(node, 1, view.add(f"{node.input[1]}_of_all", full.reshape(-1)))
+    _drop_inputs(view, node, 3)
+
+
+def _resize_every_axis(view: View, node: NodeProto) -> None:
+    """Sizes or scales for some axes become those for all of them, for the reason that pads do."""
+    axes = attribute(node, "axes") if node.op_type == "Resize" else None
+    rank = None if axes is None else view.rank(node.input[0])
+    stretched = attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    if rank is None or not stretched or node.input[1]:
+        return
+    places = np.asarray(axes, np.int64) % rank
+    if len(node.input) > 3 and node.input[3]:
+        view.set_input(node, 3, _all_sizes(view, node, places))
+    else:
+        scales = view.array(node.input[2])
+        if scales is None:
+            return
+        full = np.ones(rank, np.float32)
+        full[places] = scales
+        view.set_input(node, 2, view.add(f"{node.input[2]}_of_all", full))
+    _set_attribute(node, "axes", None)
+
+
+def _all_sizes(view: View, node: NodeProto, places: NDArray[np.int64]) -> str:
+    """The name of the output's sizes, of which input 3 gives those of the axes `places`."""
+    data, name = node.input[0], f"{node.input[3]}_of_all"
+    shape, sizes = view.types[data][1] or (), view.array(node.input[3])
+    rest = [size for axis, size in enumerate(shape) if axis not in places]
+    if sizes is not None and all(isinstance(size, int) for size in rest):
+        full = np.array([size if isinstance(size, int) else 0 for size in shape], np.int64)
+        full[places] = sizes
+        return view.add(name, full)
+    whole = view.insert(node, "Shape", [data], f"{data}_shape")
+    axes = view.add(f"{node.input[3]}_axes", places)
+    return view.insert(node, "ScatterElements", [whole, axes, node.input[3]], name, axis=0)
+
+
+def _drop_inputs(view: View, node: NodeProto, start: int) -> None:
+    """Take away the inputs from number `start` on."""
+    for name in filter(None, node.input[start:]):
+        view.consumers[name].remove(node)
+    del node.input[start:]
 
 
 def _pad_into_conv(view: View, node: NodeProto) -> None:

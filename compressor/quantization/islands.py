@@ -145,6 +145,8 @@ def _form_reason(view: View, node: NodeProto, half: Half) -> str | None:
         return "it is no standard operator"
     if any(True for _ in subgraphs(node)):
         return "it holds a subgraph"
+    if unknown := next((name for name in (*node.input, *node.output) if not _typed(view, name)), None):
+        return f"the type of '{unknown}' is not known"
     if half.name == "bfloat16" and node.op_type not in _BFLOAT16:
         return f"the runtime has no bfloat16 kernel for {node.op_type}"
     if node.op_type != "Cast" and any(item.name == "dtype" and item.i == _FLOAT for item in node.attribute):
@@ -157,6 +159,11 @@ def _form_reason(view: View, node: NodeProto, half: Half) -> str | None:
     if inputs and not any(takes[place] for place, name in enumerate(node.input) if name in inputs):
         return f"{node.op_type} has no {half.name} form"
     return None
+
+
+def _typed(view: View, name: str) -> bool:
+    """Whether the type of a tensor is known, or there is none; operators of a runtime's own hide theirs."""
+    return not name or name in view.initializers or view.types.get(name, (0, None))[0] != 0
 
 
 def _half_arguments(view: View, node: NodeProto, half: Half) -> list[bool]:
@@ -227,13 +234,16 @@ class _Writer:
                 yield from self._need_float(name)
 
     def _retype(self, node: NodeProto) -> None:
-        from onnx import numpy_helper
+        from onnx import helper, numpy_helper
 
         for item in node.attribute:
             if node.op_type == "Cast" and item.name == "to" and item.i == _FLOAT:
                 item.i = self.half.kind
             if item.HasField("t") and item.t.data_type == _FLOAT:
                 item.t.CopyFrom(numpy_helper.from_array(self.half.array(numpy_helper.to_array(item.t))))
+        if node.op_type == "ConstantOfShape" and not node.attribute:  # zeros of float32 by default
+            zero = numpy_helper.from_array(self.half.array(np.zeros(1, np.float32)))
+            node.attribute.append(helper.make_attribute("value", zero))
 
     def island(self, node: NodeProto) -> Iterator[NodeProto]:
         """The node as it is, behind the casts that it needs."""

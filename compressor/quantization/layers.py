@@ -58,7 +58,7 @@ def weight_uses(view: View, scheme: Scheme) -> Iterator[Use]:
         if node.op_type not in scheme.compute or len(node.input) < 2:
             continue
         weight, transposed = _weight(view, node.input[1])
-        if weight is None:
+        if weight is None or 0 in view.initializers[weight].dims:
             continue
         rank = len(view.initializers[weight].dims)
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
@@ -182,6 +182,8 @@ def _layer_reason(view: View, node: NodeProto) -> str | None:
         return "both operands are computed at run time"
     if not view.is_float(weight):
         return "its weight is not float32"
+    if 0 in view.initializers[weight].dims:
+        return "its weight has no elements"
     rank = len(view.initializers[weight].dims)
     if node.op_type != "Conv" and rank != 2:
         return f"its weight has {rank} dimensions"

@@ -34,19 +34,20 @@ def measure(
 ) -> dict[str, float]:
     """Mean over samples of `relative_error` for each of `tensors`; also written to `folder/spread.json`.
 
-    The first `limit` usable samples count. Raises `DataError` if there is none.
+    The first `limit` usable samples count. Raises `DataError` if there is none, unless `tensors` is empty.
     """
     segments = write_segments(model, tensors, folder, "spread")
     activations = Activations(segments, tensors)
     for path in segments:
         path.unlink()
     found: dict[str, list[float]] = {name: [] for name in tensors}
+    count = 0
     clean = itertools.islice((sample for sample in samples(batches) if not unusable(sample)), limit)
     for count, unit in enumerate(activations.units(clean), 1):
         for name, value in activations.run(unit):
             found[name].append(relative_error(value))
         events.progress("spread of inputs", count, limit)
-    if not any(found.values()):
+    if tensors and not count:
         raise DataError("calibration: no sample is free of NaN and Inf; mend the data")
     means = {name: float(np.mean(values)) for name, values in found.items() if values}
     write_json(folder / _FILE, means)
@@ -66,6 +67,8 @@ def relative_error(value: NDArray[Any]) -> float:
 
     Vectors of zeros are left out; at most 1 counts for a vector.
     """
+    if not value.size:
+        return 0.0
     vectors = np.asarray(value, np.float64).reshape(-1, value.shape[-1] if value.ndim else 1)
     step = (max(vectors.max(initial=0.0), 0.0) - min(vectors.min(initial=0.0), 0.0)) / 255
     power = np.square(vectors).sum(axis=1)

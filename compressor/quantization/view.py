@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,21 @@ class View:
         self.graph.node.insert(place + 1, made)
         self.producers[output] = self.graph.node[place + 1]
         self.consumers.setdefault(node.output[0], []).append(self.graph.node[place + 1])
+
+    def insert(self, reader: NodeProto, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """A new node in front of `reader`, which is not changed; gives its output, `name` made unique."""
+        from onnx import helper
+
+        output = self.new_name(name)
+        title = unique(output, {item.name for item in self.graph.node})
+        made = helper.make_node(op, inputs, [output], name=title, **attributes)
+        place = [self.key(item) for item in self.graph.node].index(self.key(reader))
+        self.graph.node.insert(place, made)
+        node = self.graph.node[place]
+        self.producers[output] = node
+        for item in filter(None, inputs):
+            self.consumers.setdefault(item, []).append(node)
+        return output
 
     def add(self, name: str, value: NDArray[Any]) -> str:
         """Add an initializer; gives its name, made unique."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -259,19 +259,3 @@ class QuantizedGraph(View):
         if maker.op_type == "Cast":
             return np.asarray(parts[0]).astype(np.float32)
         return np.asarray(parts[0]) * np.asarray(parts[1]) if maker.op_type == "Mul" else None
-
-    # edits
-
-    def insert(self, reader: NodeProto, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """A new node in front of `reader`, which is not changed; gives its output, `name` made unique."""
-        from onnx import helper
-
-        output = self.new_name(name)
-        made = helper.make_node(op, inputs, [output], name=output, **attributes)
-        place = [self.key(item) for item in self.graph.node].index(self.key(reader))
-        self.graph.node.insert(place, made)
-        node = self.graph.node[place]
-        self.producers[output] = node
-        for item in inputs:
-            self.consumers.setdefault(item, []).append(node)
-        return output

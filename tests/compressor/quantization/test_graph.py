@@ -348,3 +348,63 @@ def test_quantized_graph_is_left_alone(build, prepared):
 def test_large_weights_survive_conversion_of_the_opset(build, prepared, run):
     model = build([("MatMul", "x w", "y")], {"x": ["N", 64]}, {"y": None}, {"w": array(64, 64)}, opset=9)
     same(run, model, prepared(model), {"x": array(2, 64)})
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [-1], [3, 2]])
+def test_pads_for_some_axes_become_those_for_all(build, prepared, run, axes):
+    pads = np.arange(1, 2 * len(axes) + 1)
+    model = build(
+        [("Conv", "x w", "c"), ("Pad", "c p v a", "d"), ("Relu", "d", "y")],
+        IMAGE, {"y": None},
+        {"w": WEIGHT, "p": pads, "v": np.float32(0.5), "a": np.array(axes)}, opset=21, ir=10,
+    )  # fmt: skip
+    ready = prepared(model)
+    assert [len(node.input) for node in ready.graph.node if node.op_type == "Pad"] == [3]
+    same(run, model, ready, FEEDS)
+
+
+def test_zero_pads_for_some_axes_go_into_the_conv(build, prepared, run):
+    model = build(
+        [("Pad", "x p  a", "d"), ("Conv", "d w", "y")],
+        IMAGE, {"y": None}, {"w": WEIGHT, "p": np.array([1, 2, 0, 1]), "a": np.array([3, 2])},
+        opset=21, ir=10,
+    )  # fmt: skip
+    ready = prepared(model)
+    assert operators(ready) == ["Conv"]
+    same(run, model, ready, FEEDS)
+
+
+SIZES = {"sizes": (" r   s", np.array([9, 20])), "scales": (" r  s", np.float32([1.5, 2]))}
+
+
+@pytest.mark.parametrize("batch", ["N", 2])
+@pytest.mark.parametrize("axes", [[2, 3], [-1, -2]])
+@pytest.mark.parametrize("given", SIZES)
+def test_sizes_for_some_axes_become_those_for_all(build, prepared, quantize, run, given, axes, batch):
+    """In between int8 convolutions onnxruntime takes them for sizes of all axes and refuses the file."""
+    inputs, values = SIZES[given]
+    model = build(
+        [
+            ("Conv", "x w", "c"),
+            ("Relu", "c", "r"),
+            ("Resize", inputs[1:], "d", {"axes": axes, "mode": "nearest"}),
+            ("Conv", "d v", "y"),
+        ],
+        {"x": [batch, 4, 8, 8]}, {"y": None}, {"w": WEIGHT, "v": array(8, 6, 3, 3), "s": values},
+        opset=21, ir=10,
+    )  # fmt: skip
+    ready = prepared(model)
+    assert ("ScatterElements" in operators(ready)) == (batch == "N" and given == "sizes")
+    assert not [item for node in ready.graph.node for item in node.attribute if item.name == "axes"]
+    same(run, model, ready, FEEDS)
+    integers = quantize(model, FEEDS)
+    same(run, model, integers, FEEDS, tolerance=0.05)
+
+
+def test_constants_that_nothing_reads_are_dropped(build, prepared, run):
+    model = build(
+        [("Mul", "w w", "dead"), ("Conv", "x w", "y")], IMAGE, {"y": None}, {"w": WEIGHT}
+    )  # fmt: skip
+    ready = prepared(model)
+    assert operators(ready) == ["Conv"]
+    same(run, model, ready, FEEDS)
