@@ -203,13 +203,13 @@ def _of_user(metric: str, arrays: Mapping[str, _Array], labels: _Array, finite: 
     if _numeric(result) and result.shape == (len(labels),):
         values = result if result.dtype == bool else np.where(np.isfinite(result), result, np.nan)
         return Scores(metric, higher, len(labels), bad, values=values, groups=groups)
-    _number(metric, result, len(labels))
+    _number(metric, result, f"it must give one number, or one for each of the {len(labels)} samples")
     known: dict[bytes, float] = {}  # all intervals ask for the same resamples
 
     def whole(rows: _Array) -> float:
         key = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
         if key not in known:
-            known[key] = _number(metric, call(rows), len(rows))
+            known[key] = _number(metric, call(rows), "it must give one number, as it does for all samples")
         return known[key]
 
     return Scores(metric, higher, len(labels), bad, whole=whole, seconds=seconds, groups=groups)
@@ -223,13 +223,10 @@ def _numeric(result: _Array) -> bool:
     return result.dtype.kind in "biuf"
 
 
-def _number(metric: str, result: _Array, n: int) -> float:
-    """The one number that a metric of the whole set gives; `n` samples were asked about."""
+def _number(metric: str, result: _Array, wanted: str) -> float:
+    """The one number that a metric of the whole set gives; `wanted` says what is asked for."""
     if not _numeric(result) or result.shape not in ((), (1,)):
-        raise DataError(
-            f"metric {metric} gave {result.dtype} of shape {result.shape}; "
-            f"it must give one number, or one for each of the {n} samples"
-        )
+        raise DataError(f"metric {metric} gave {result.dtype} of shape {result.shape}; {wanted}")
     return float(result.reshape(()))
 
 

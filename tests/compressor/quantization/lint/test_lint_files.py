@@ -22,6 +22,7 @@ from compressor.quantization.lint import fix, lint, lint_task
 from compressor.quantization.lint.base import TARGETS
 from compressor.quantization.scheme import SCHEMES
 from compressor.quantization.view import View
+from compressor.quantization.widen import widen
 
 FLOAT = {"QDQ008", "QDQ024", "QDQ025", "QDQ028", "CPU001", "ORT002", "ORT003", "ORT007", "ORT008", "ORT011"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -107,6 +108,7 @@ def test_our_own_files_are_clean(scheme: str, net: Path) -> None:
         placed = placement.place(view, SCHEMES[scheme], excluded)
         ranges = dict.fromkeys(placed.pairs, (-3.0, 3.0))
         model = qdq.write(view, placed, ranges, SCHEMES[scheme])
+        widen(model, SCHEMES[scheme])
         assert [item for item in lint(model, scheme) if item.severity != "info"] == []
         unsafe = [item for item in lint(model, runtime) if item.rule in ("ORT009", "OV001")]
         assert bool(unsafe) == (SCHEMES[scheme].pair_limit is None and runtime != "tensorrt")
