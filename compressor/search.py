@@ -24,7 +24,7 @@ MISSES = 2
 BETTER = 0.8  # a rung whose drop is at most that share of the best one's is progress
 CHEAP = 0.05  # share of the compute that may go to float before other recipes are tried
 HARMLESS = 0.01  # an error of 20 dB below the signal seldom changes an answer
-WORTH = 0.97  # a faster engine is tried if it is expected to take at most this share of the time
+WORTH = 0.98  # a faster engine is tried if it is expected to take at most this share of the time
 
 
 @dataclass(frozen=True)

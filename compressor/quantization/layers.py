@@ -98,7 +98,7 @@ def _widened(view: View, node: NodeProto, scheme: Scheme) -> bool:
 def storage_uses(view: View, scheme: Scheme) -> Iterator[Use]:
     """Large weights that float operators read; they can be stored as int8 at no cost in speed."""
     for node in view.graph.node:
-        for index, channels in _stored_inputs(view, node):
+        for index, channels in _stored_inputs(view, node) if node.op_type in scheme.stores else ():
             name = node.input[index]
             dims = view.initializers[name].dims
             if len(dims) >= 2 and np.prod(dims) >= _WORTH_STORING and view.is_float(name):

@@ -24,6 +24,8 @@ _MOVERS = frozenset(
         "Split", "Resize", "Tile",
     }
 )  # fmt: skip
+_MATRICES = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Gather"})
+_STORED = _MATRICES | {"LSTM", "GRU", "RNN"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Scheme:
     a given scale and zero point; `ratios` bound (input scale / output scale) of sums, and that of the
     product of input scales for products.
     `least_scale` of weights and activations; products of two stay normal float32 numbers.
-    `stores`: large weights of float operators are stored as int8. `guards`: the runtime would round layers
+    `stores`: operators whose large weights are stored as int8 where they run in float. `guards`: the runtime would round layers
     that stay float, and run integer ones in float, unless it is kept from it (see `float_layers`,
     `matmul_sums`). `dynamic`: the runtime has kernels that quantize activations while it runs.
     """
@@ -84,7 +86,7 @@ class Scheme:
     fixed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     ratios: Mapping[str, Interval] = field(default_factory=dict)
     least_scale: float = 2.0**-60
-    stores: bool = True
+    stores: frozenset[str] = _STORED
     guards: bool = True
     dynamic: bool = True
 
@@ -99,6 +101,7 @@ _JOINS = frozenset({"Concat"})
 # Two products of a uint8 and an int8 that are added in int16 stay below 2**15 while 255 * (|q1| + |q2|) does.
 _PAIR_LIMIT = 2**15 // 255
 
+# OpenVINO's recurrent kernels want constants: weights that are computed from codes are none, beside pairs.
 _ORT, _OPENVINO, _CUDA = ("onnx", "cpu"), ("openvino", "cpu"), ("onnx", "cuda")
 
 # TensorRT's parser takes zero points of 0 and float biases only; its builder moves pairs over what commutes
@@ -121,7 +124,7 @@ _TENSORRT = Scheme(
     sums=True,
     equal=_MOVERS | {"Concat", "Pad"},
     least_scale=2.0**-24,
-    stores=False,
+    stores=frozenset(),
     guards=False,
     dynamic=False,
 )
@@ -150,7 +153,7 @@ _LITERT = Scheme(
         "LogSoftmax": (16 / 256, 127),
     },
     ratios={"Add": (2.0**-10, 2.0**8), "Sub": (2.0**-10, 2.0**8), "Mul": (2.0**-16, 2.0**8)},
-    stores=False,
+    stores=frozenset(),
     guards=False,
     dynamic=False,
 )  # fmt: skip
@@ -167,13 +170,13 @@ SCHEMES: dict[str, Scheme] = {
         _TENSORRT,
         Scheme(
             "openvino-x86-avx2", "OpenVINO on x86 without VNNI", _OPENVINO, "uint8", _PAIR_LIMIT,
-            pairs_restart=True, equal=_JOINS,
+            pairs_restart=True, equal=_JOINS, stores=_MATRICES,
         ),
         Scheme(
             "openvino-x86-vnni", "OpenVINO on x86 with VNNI", _OPENVINO, "uint8", narrow="openvino-x86-avx2",
-            equal=_JOINS,
+            equal=_JOINS, stores=_MATRICES,
         ),
-        Scheme("openvino-arm", "OpenVINO on ARM", _OPENVINO, "uint8", equal=_JOINS),
+        Scheme("openvino-arm", "OpenVINO on ARM", _OPENVINO, "uint8", equal=_JOINS, stores=_MATRICES),
         _LITERT,
     )
 }  # fmt: skip

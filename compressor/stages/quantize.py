@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORM", "VERSION", "calibrate", "calibration", "diagnose", "moments", "needs", "run"]
 
-VERSION = 9
+VERSION = 10
 FORM = "onnx"
 _LARGEST = 1e30  # a range beyond this is a mask or an overflow, not a signal
 

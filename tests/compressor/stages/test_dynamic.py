@@ -29,7 +29,7 @@ def measured(folder: Path, **errors: float) -> str:
 
 def run(model: Json, folder: Path, **options: Any) -> tuple[Json, onnx.ModelProto]:
     folder.mkdir(exist_ok=True)
-    found = dynamic.run(model, str(folder), **{"scheme": "ort-x86-vnni", **options})
+    found = dynamic.run(model, str(folder), **{"scheme": "ort-x86-avx2", **options})
     return found["facts"], onnx.load(folder / found["path"])
 
 

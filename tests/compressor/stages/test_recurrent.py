@@ -39,7 +39,7 @@ def network(model_of: Callable[..., Json]) -> Callable[..., Json]:
 
 
 def stored(
-    model: Json, x: np.ndarray, folder: Path, quantized: bool = True, **parameters: Any
+    model: Json, x: np.ndarray, folder: Path, scheme: str = SCHEME, **parameters: Any
 ) -> tuple[Json, Path]:
     """The facts and the file of a model through all tasks of the stage; x has the samples to learn from."""
     from compressor import data as sources
@@ -51,11 +51,11 @@ def stored(
     described = sources.describe_task(**given, folder=str(folder))
     rest = {"binding": described["binding"], "sha256": described["sha256"]}
     data = {**given, **rest, "indices": None, "batch": 16, "n": len(x)}
-    quantize.calibrate(model, data, SCHEME, f"{folder}/ranges")
+    quantize.calibrate(model, data, scheme, f"{folder}/ranges")
     if quantize.needs(parameters):
-        quantize.moments(model, data, SCHEME, f"{folder}/moments")
+        quantize.moments(model, data, scheme, f"{folder}/moments")
         parameters["moments"] = f"{folder}/moments"
-    found = quantize.run(model, str(folder), f"{folder}/ranges", SCHEME, **parameters)
+    found = quantize.run(model, str(folder), f"{folder}/ranges", scheme, **parameters)
     return found["facts"], folder / found["path"]
 
 
@@ -135,3 +135,35 @@ def test_a_layer_left_in_float_on_request_is_not_touched(
     facts, path = stored(model, x, tmp_path / "out", exclude=["states"], **CORRECTED)
     assert kinds(path)["w"] == kinds(path)["r"] == onnx.TensorProto.FLOAT
     assert facts["float"][0]["reason"] == "left in float on request"
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_openvino_takes_recurrent_layers_beside_integer_ones(
+    model_of: Callable[..., Json], answer: Any, sqnr: Any, tmp_path: Path, op: str
+) -> None:
+    """Its kernels want constant weights: codes that become floats as it loads are none to it."""
+    from exporters import openvino as exporter
+    from serving.runtimes import openvino as runtime
+
+    rng = np.random.default_rng(4)
+    rows = {"LSTM": 4, "GRU": 3, "RNN": 1}[op] * HIDDEN
+    constants = {
+        "w": rng.normal(0, 0.3, (1, rows, INPUTS)).astype("f4"),
+        "r": rng.normal(0, 0.1, (1, rows, HIDDEN)).astype("f4"),
+        "v": rng.normal(0, 0.3, (HIDDEN, 40)).astype("f4"), "axis": np.int64([0]),
+    }  # fmt: skip
+    nodes = [
+        ("Transpose", "x", "t", {"perm": [1, 0, 2]}),
+        (op, "t w r", "states last", {"hidden_size": HIDDEN}),
+        ("Squeeze", "last axis", "s"),
+        ("MatMul", "s v", "y"),
+    ]
+    model = model_of(nodes, {"x": ["n", STEPS, INPUTS]}, ["y"], constants)
+    x = rng.normal(size=(48, STEPS, INPUTS)).astype("f4")
+    facts, path = stored(model, x[:32], tmp_path / "made", "openvino-x86-avx2", **CORRECTED)
+    assert (facts["quantized"], facts["stored"]) == (1, 0)
+    assert kinds(path)["w"] == onnx.TensorProto.FLOAT
+    (tmp_path / "engine").mkdir()
+    made = exporter.export({**model, "path": str(path)}, "int8:openvino:cpu", str(tmp_path / "engine"))
+    found = runtime.open_session(tmp_path / "engine" / made["file"], device="cpu").run({"x": x[32:]})["y"]
+    assert sqnr(answer(model["path"], {"x": x[32:]}), found) > 30
