@@ -41,7 +41,7 @@ class Graph:
         return self.node("DequantizeLinear", [f"{name}_q", *scales], f"{name}_dq")
 
     def weight(self, name: str, shape: tuple[int, ...], value: int | None = None) -> str:
-        """An int8 weight with a scale per output channel, dequantized; no pair of products of it saturates."""
+        """An int8 weight with a scale per output channel, dequantized; no pair saturates."""
         stored = self.rng.integers(-63, 64, shape) if value is None else np.full(shape, value)
         self.constant(f"{name}_i", stored.astype(np.int8))
         self.constant(f"{name}_s", np.full(shape[0], 0.01, np.float32))
