@@ -40,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"compress: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        print("compress: interrupted; the same command goes on from here", file=sys.stderr)
+        goes_on = "; the same command goes on from here" if _command(arguments) == "run" else ""
+        print(f"compress: interrupted{goes_on}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,7 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    command = arguments[0] if arguments and arguments[0] in COMMANDS else "run"
     rest = arguments[1:] if arguments and arguments[0] in COMMANDS else arguments
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
@@ -63,7 +63,17 @@ def _dispatch(arguments: list[str]) -> int:
         "report": _report,
         "doctor": _doctor,
     }
-    return commands[command](rest)
+    signal.signal(signal.SIGTERM, _interrupt)
+    return commands[_command(arguments)](rest)
+
+
+def _command(arguments: list[str]) -> str:
+    return arguments[0] if arguments and arguments[0] in COMMANDS else "run"
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """A request to end is treated as Ctrl-C: a search delivers the best engine so far."""
+    raise KeyboardInterrupt
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,7 +106,6 @@ def _run(arguments: list[str]) -> int:
         if options.plan:
             steps = pipeline.plan(options, progress.event)
         else:
-            signal.signal(signal.SIGTERM, _interrupt)
             try:
                 report = pipeline.run(options, progress.event)
             except pipeline.Interrupted as stop:
@@ -109,11 +118,6 @@ def _run(arguments: list[str]) -> int:
     if interrupted:
         raise interrupted
     return report.exit_status
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    """A request to end is treated as Ctrl-C: the best engine so far is delivered."""
-    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -231,6 +235,10 @@ def _lint(arguments: list[str]) -> int:
         raise UsageError("--fix and --out FILE belong together: the file itself is never changed")
     from compressor import worker
     from compressor.report.findings import render_findings
+    from compressor.store import spare
+
+    if options.out:
+        spare("--out", Path(options.out), [options.file, f"{options.file}.data"])
 
     task = {"path": options.file, "target": options.target, "out": options.out}
     answer = worker.call("compressor.quantization.lint:lint_task", task).value
@@ -256,15 +264,14 @@ def _bench(arguments: list[str]) -> int:
         raise UsageError("latency needs inputs: pass --data SRC with real samples, or else --made-up")
     if options.requests is not None and options.seconds is not None:
         raise UsageError("--requests and --seconds exclude each other")
-    json_file = Path(options.json) if options.json else None
-    if json_file and (json_file.is_dir() or not json_file.parent.is_dir()):
-        what = "is a folder" if json_file.is_dir() else f"there is no folder {json_file.parent}"
-        raise UsageError(f"--json {json_file}: {what}; name a file")
     from compressor import worker
     from compressor.data import parse_preprocess
     from compressor.report.timings import render_timings
-    from compressor.store import write_json
+    from compressor.store import spare, write_asked
 
+    json_file = Path(options.json) if options.json else None
+    if json_file:
+        spare("--json", json_file, [*options.engine, options.data])
     with tempfile.TemporaryDirectory() as folder:
         task = {
             "engines": options.engine,
@@ -277,7 +284,7 @@ def _bench(arguments: list[str]) -> int:
         }
         answer = worker.call("serving.bench:standalone", task, threads=options.threads).value
     if json_file:
-        write_json(json_file, answer)
+        write_asked("--json", json_file, json.dumps(answer, indent=1, allow_nan=False) + "\n")
     print(render_timings(answer))
     return 0
 

@@ -5,21 +5,47 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from compressor import machine
-from compressor.errors import StoreError
+from compressor.errors import StoreError, UsageError
 from compressor.model import Model
 from compressor.options import Options
 from compressor.report import Report, judge
 from compressor.steps import Steps
-from compressor.store import file_digest, usable, write_json, write_text
+from compressor.store import file_digest, spare, usable, write_json, write_text
 from compressor.target import Target
 
-__all__ = ["deliver"]
+__all__ = ["deliver", "spare_files"]
+
+
+def spare_files(options: Options) -> None:
+    """Refuse an --out FILE that would write over what the run reads or over the user's files beside it."""
+    wanted = options.engine_file
+    assert wanted
+    reads = (options.model, options.data, options.calib_data, options.eval_data, options.recipe)
+    spare("--out", wanted, reads)
+    _spare_beside(wanted, [wanted.stem + ".bin"] if wanted.suffix == ".xml" else [])
+
+
+def _spare_beside(wanted: Path, sides: Iterable[str]) -> None:
+    """Refuse to write over the manifest or side files of an engine unless an earlier run wrote them."""
+    manifest = wanted.with_name(wanted.name + ".json")
+    try:
+        before = json.loads(manifest.read_text())
+        ours = {manifest.name, *before.get("data_files", ())} if before["file"] == wanted.name else set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        ours = set()
+    for name in (manifest.name, *sides):
+        if wanted.with_name(name).exists() and name not in ours:
+            raise UsageError(
+                f"--out {wanted} also writes {name} beside it, and a file of that name is there which no "
+                "earlier run wrote; choose another --out"
+            )
 
 
 def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps) -> Report:
@@ -54,6 +80,7 @@ def deliver(options: Options, model: Model, found: dict[str, Any], steps: Steps)
     with usable(folder):
         for row in content["engines"]:
             _place(options, row, content)
+        _drop_others(folder / "engines", model)
         lines = [json.dumps(_measurement(row), allow_nan=False) + "\n" for row in content["engines"]]
         write_text(folder / "measurements.jsonl", "".join(lines))
         report = Report(content)
@@ -69,6 +96,17 @@ def _say_replaced(folder: Path, options: Options, steps: Steps) -> None:
         return
     if Path(before).absolute() != Path(options.model).absolute():
         steps.note(f"{folder}: replaces the report and engines of {before}")
+
+
+def _drop_others(folder: Path, model: Model) -> None:
+    """Take away engines of another model, which an earlier run left: they would look like this one's."""
+    for engine in folder.iterdir():
+        try:
+            source = json.loads((engine / "engine.json").read_text())["source"]["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if source != model.sha256:
+            shutil.rmtree(engine)
 
 
 def _command() -> list[str]:
@@ -109,12 +147,14 @@ def _place_file(engine: Path, wanted: Path, manifest: dict[str, Any]) -> None:
     A side file that shares the engine's stem (`model.bin`) is found by that; any other keeps its name, by
     which the engine knows it.
     """
-    sides = {}
+    sides, files = {}, {}
     for name, digest in manifest.get("data_files", {}).items():
         file = engine.with_name(name)
         new = wanted.stem + file.suffix if file.stem == engine.stem else name
+        sides[new], files[new] = digest, file
+    _spare_beside(wanted, sides)
+    for new, file in files.items():
         shutil.copy2(file, wanted.with_name(new))
-        sides[new] = digest
     moved = {**manifest, "file": wanted.name, **({"data_files": sides} if sides else {})}
     write_json(wanted.with_name(wanted.name + ".json"), moved)
     beside = wanted.with_name(wanted.name + ".partial")

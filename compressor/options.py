@@ -95,7 +95,8 @@ def from_toml(model: str, *, trust: bool = False) -> tuple[dict[str, Any], Path 
     """The options of `compress.toml` beside the model or, failing that, in the working directory.
 
     A folder that a model came with is not the user's word: unless it is the working directory or `trust`
-    is given, its file may not set what runs code. Raises `UsageError` that says what was asked for.
+    is given, its file may not set what runs code, nor have anything written outside of it. Raises
+    `UsageError` that says what was asked for.
     """
     for folder in (Path(model).parent, Path()):
         path = folder / "compress.toml"
@@ -108,7 +109,9 @@ def from_toml(model: str, *, trust: bool = False) -> tuple[dict[str, Any], Path 
 
 
 _RUN_CODE = ("arch", "data", "calib_data", "eval_data", "metric")  # where they name MODULE:CALLABLE
-_KNOWN_CODE = ("torchvision.models:", "timm:", "timm.models:")
+_KNOWN_CODE = re.compile(  # a network by its name, with numbers at most: a path or a module leads anywhere
+    r"(torchvision\.models|timm|timm\.models):[a-zA-Z]\w*(\([\w=., ]*\))?"
+)
 
 
 def _check_harmless(path: Path, options: dict[str, Any]) -> None:
@@ -116,10 +119,14 @@ def _check_harmless(path: Path, options: dict[str, Any]) -> None:
         value = str(options.get(name) or "")
         head = Path(value.partition(":")[0])
         part_of_a_file = name.endswith("data") and head.exists() and head.suffix != ".py"
-        if ":" in value and not part_of_a_file and not value.startswith(_KNOWN_CODE):
+        if ":" in value and not part_of_a_file and not _KNOWN_CODE.fullmatch(value):
             raise UsageError(_refused(path, f"{name.replace('_', '-')} = {value}", "is code that would run"))
     if options.get("trust"):
         raise UsageError(_refused(path, "trust = true", "would let the model run code"))
+    for name in ("out", "work"):
+        place = options.get(name)
+        if place and not Path(place).resolve().is_relative_to(path.parent.resolve()):
+            raise UsageError(_refused(path, f"{name} = {place}", "is outside of its folder"))
 
 
 def _refused(path: Path, asked: str, why: str) -> str:
@@ -140,6 +147,8 @@ def _read(path: Path) -> dict[str, Any]:
         name = key.replace("-", "_")
         if name not in kinds:
             raise UsageError(f"{path}: unknown option '{key}'; known are {', '.join(sorted(kinds))}")
+        if name in options:
+            raise UsageError(f"{path}: {name.replace('_', '-')} is set twice, as '{key}' too; keep one")
         options[name] = _located(path.parent, name, _checked(path, key, value, kinds[name]))
     return options
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor import machine, metrics, plugins, presets
-from compressor.delivery import deliver
+from compressor.delivery import deliver, spare_files
 from compressor.engines import Engine, Maker, calibration
 from compressor.errors import CompressError, DataError, StoreError, UnsupportedError, UsageError, WorkerError
 from compressor.intake import load_data, load_model, resolve
@@ -72,10 +72,6 @@ def plan(options: Options, on_event: Listener | None = None) -> list[Planned]:
 @contextmanager
 def _workplace(options: Options) -> Iterator[Store]:
     """The locked store; what was made for it goes again if the request turns out to be wrong."""
-    file = options.engine_file
-    if file and (file.is_dir() or not file.absolute().parent.is_dir()):
-        what = "is a folder" if file.is_dir() else f"there is no folder {file.absolute().parent}"
-        raise StoreError(f"--out {file}: {what}; choose another --out")
     undo = claim(options.folder)
     store = Store(options.folder / STEPS)
     try:
@@ -99,7 +95,8 @@ class _Run:
         self.options = options
         self.interrupted = False
         self.ledger = Ledger(None)
-        _spare_inputs(options)
+        if options.engine_file:
+            spare_files(options)
         if options.metric:
             metrics.check(options.metric)
         if options.scheme and options.scheme not in scheme.SCHEMES:
@@ -247,17 +244,6 @@ class _Run:
                 "best so far is delivered, and the same command goes on from here"
             )
         self.interrupted = self.interrupted or outcome.cut == "interrupt"
-
-
-def _spare_inputs(options: Options) -> None:
-    """Refuse an --out that would write over what the run reads."""
-    wanted = options.engine_file
-    if not (wanted and wanted.exists()):
-        return
-    sources = (options.model, options.data, options.calib_data, options.eval_data, options.recipe)
-    for source in filter(None, sources):
-        if Path(source).exists() and wanted.samefile(source):
-            raise UsageError(f"--out {wanted} is what the run reads ({source}); choose another --out")
 
 
 def _rung(target: Target, rung: Rung, chosen: bool) -> dict[str, Any]:

@@ -14,13 +14,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import StoreError
+from compressor.errors import StoreError, UsageError
 
 __all__ = [
     "STEPS",
@@ -29,7 +29,9 @@ __all__ = [
     "claim",
     "digest",
     "file_digest",
+    "spare",
     "usable",
+    "write_asked",
     "write_json",
     "write_text",
 ]
@@ -62,6 +64,33 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """`write_text` of JSON; raises `ValueError` for NaN and infinity."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_asked(option: str, path: Path, text: str) -> None:
+    """Write what the user asked for by `option`: a device or pipe as it is, anything else by `write_text`.
+
+    A link stays one: what it points to is written. Raises `StoreError` if that cannot be.
+    """
+    with usable(path, option):
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_text(path.resolve(), text)
+
+
+def spare(option: str, path: Path, reads: Iterable[str | None]) -> None:
+    """Refuse a file to write that is a folder, has none to lie in, or is of what is read.
+
+    `reads` are paths, also with `:` and more behind them; of a folder, everything in it counts. Raises
+    `UsageError`.
+    """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UsageError(f"{option} {path}: {what}; name a file in a folder that is there")
+    for source in map(str, filter(None, reads)):
+        place = Path(source) if Path(source).exists() else Path(source.partition(":")[0])
+        if path.exists() and place.exists() and place.resolve() in (path.resolve(), *path.resolve().parents):
+            raise UsageError(f"{option} {path} is what is read ({source}); name another file")
 
 
 @dataclass(frozen=True)
@@ -166,16 +195,16 @@ def claim(folder: Path) -> Callable[[], None]:
 
 
 @contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """Turn a system error on `path` into one that says what to do."""
+def usable(path: Path, option: str = "--out") -> Iterator[None]:
+    """Turn a system error on `path`, which `option` names, into one that says what to do."""
     reasons = {
-        errno.ENOSPC: "the disk is full; free some space or choose another --out",
-        errno.EACCES: "no permission to write there; choose another --out",
-        errno.EPERM: "no permission to write there; choose another --out",
-        errno.EROFS: "the file system is read-only; choose another --out",
-        errno.ENOTDIR: "a file is in the way where a folder is needed; choose another --out",
-        errno.EEXIST: "a file is in the way where a folder is needed; choose another --out",
-        errno.ENAMETOOLONG: "the name is too long; choose another --out",
+        errno.ENOSPC: f"the disk is full; free some space or choose another {option}",
+        errno.EACCES: f"no permission to write there; choose another {option}",
+        errno.EPERM: f"no permission to write there; choose another {option}",
+        errno.EROFS: f"the file system is read-only; choose another {option}",
+        errno.ENOTDIR: f"a file is in the way where a folder is needed; choose another {option}",
+        errno.EEXIST: f"a file is in the way where a folder is needed; choose another {option}",
+        errno.ENAMETOOLONG: f"the name is too long; choose another {option}",
     }
     try:
         yield

@@ -57,7 +57,7 @@ class Scheme:
     `least_scale` of weights and activations; products of two stay normal float32 numbers.
     `stores`: operators whose large weights are stored as int8 where they run in float. `guards`: the runtime
     would round layers that stay float, and run integer ones in float, unless it is kept from it (see
-    `float_layers`, `matmul_sums`). `dynamic`: the runtime has kernels that quantize activations while it runs.
+    `float_layers`, `matmul_sums`). `dynamic`: the runtime has kernels that quantize activations as it runs.
     """
 
     name: str

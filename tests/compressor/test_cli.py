@@ -277,9 +277,96 @@ def test_nothing_of_the_user_is_replaced(net: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     model.write_bytes((net / "net.onnx").read_bytes())
     result = compress(model, "--target", "int8:onnx", "--data", net / "data.npz", "--out", model)
-    refused(result, 2, "--out", "reads")
+    refused(result, 2, "--out", "is what is read")
     assert model.read_bytes() == (net / "net.onnx").read_bytes()
     assert (tmp_path / "engines" / "int8-onnx-cpu" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("side", ["small.onnx.json", "small.xml.json", "small.bin"])
+def test_files_beside_an_engine_are_not_replaced(net: Path, tmp_path: Path, side: str) -> None:
+    kind = "openvino" if side == "small.bin" or ".xml" in side else "onnx"
+    out = tmp_path / f"small.{'xml' if kind == 'openvino' else 'onnx'}"
+    given = (net / "net.onnx", "--target", f"fp32:{kind}:cpu", "--bench", "0", "--data", net / "data.npz")
+    (tmp_path / side).write_text('{"mine": 1}')
+    refused(compress(*given, "--out", out), 2, f"also writes {side} beside it", "choose another --out")
+    assert [path.name for path in tmp_path.iterdir()] == [side]
+    (tmp_path / side).unlink()
+    for _ in range(2):  # what an earlier run wrote is replaced
+        done = compress(*given, "--out", out)
+        assert done.returncode == 0, done.stderr
+
+
+def test_engines_of_another_model_go(net: Path, tmp_path: Path) -> None:
+    import onnx
+
+    other = onnx.load(net / "net.onnx")
+    other.graph.doc_string = "another"
+    onnx.save(other, tmp_path / "other.onnx")
+    out, given = tmp_path / "out", ("--bench", "0", "--data", net / "data.npz", "--out", tmp_path / "out")
+    for target in ("fp32:onnx:cpu", "fp16:onnx:cpu"):
+        assert compress(net / "net.onnx", "--target", target, *given).returncode == 0
+    names = {path.name for path in (out / "engines").iterdir()}
+    assert names == {"fp32-onnx-cpu", "fp16-onnx-cpu"}  # both are of this model
+    again = compress(tmp_path / "other.onnx", "--target", "fp32:onnx:cpu", *given)
+    assert again.returncode == 0, again.stderr
+    assert [path.name for path in (out / "engines").iterdir()] == ["fp32-onnx-cpu"]
+
+
+def test_lint_writes_over_nothing(net: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes((net / "net.onnx").read_bytes())
+    before = model.read_bytes()
+    for out, words in (
+        (model, "is what is read"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x.onnx", "there is no folder"),
+    ):
+        refused(compress("lint", model, "--for", "ort", "--fix", "--out", out), 2, f"--out {out}", words)
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "target.onnx")
+    done = compress("lint", model, "--for", "ort", "--fix", "--out", tmp_path / "link.onnx")
+    assert done.returncode in (0, 1), done.stderr
+    assert (tmp_path / "link.onnx").is_symlink()
+    assert (tmp_path / "target.onnx").is_file()
+    assert model.read_bytes() == before
+    full = compress("lint", model, "--for", "ort", "--fix", "--out", "/dev/full/x.onnx")
+    refused(full, 2, "there is no folder /dev/full")
+
+
+def test_figures_of_bench_replace_no_engine_device_or_link(net: Path, tmp_path: Path) -> None:
+    model, engine = tmp_path / "m.onnx", ("bench", tmp_path / "m.onnx", "--made-up", "--requests", "2")
+    model.write_bytes((net / "net.onnx").read_bytes())
+    before = model.read_bytes()
+    (tmp_path / "to-engine").symlink_to(model)
+    for name in ("m.onnx", "to-engine"):
+        refused(compress(*engine, "--json", tmp_path / name), 2, "is what is read")
+    assert model.read_bytes() == before
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    done = compress(*engine, "--json", tmp_path / "link.json")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "target.json").read_text())["engines"]
+    (tmp_path / "null").symlink_to("/dev/null")
+    assert compress(*engine, "--json", tmp_path / "null").returncode == 0
+    assert Path("/dev/null").is_char_device()
+    (tmp_path / "full").symlink_to("/dev/full")
+    refused(compress(*engine, "--json", tmp_path / "full"), 1, "the disk is full", "choose another --json")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_bench_ends_in_one_line(net: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [*COMPRESS, "bench", net / "net.onnx", "--made-up", "--seconds", "100", "--json", "x.json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(4)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.strip().splitlines()[-1] == "compress: interrupted"
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_made_for_a_wrong_request_go_again(net: Path, tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ def test_a_module_of_the_environment_is_left_as_it_is(tmp_path: Path) -> None:
         'arch = "net.py:Net"',
         'arch = "net:Net"',
         """arch = "os:system('true')" """,
+        """arch = "torchvision.models:_api.inspect.os.system('true')" """,
+        """arch = "timm.models:load_state_dict('net.pt', weights_only=False)" """,
+        'arch = "timm:../net.py:Net"',
         'data = "net.py:samples"',
         'calib-data = "net:samples"',
         'metric = "net.py:score"',
@@ -82,6 +85,25 @@ def test_a_table_beside_a_model_elsewhere_may_not_run_code(
     assert from_toml("m.pt")[0]
 
 
+@pytest.mark.parametrize("text", ['out = "../x"', 'work = "/x"', 'out = "/x.onnx"', 'out = "a/../../b"'])
+def test_a_table_beside_a_model_elsewhere_may_not_write_outside(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compress.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"outside of its folder.* pass --trust"):
+        from_toml(str(tmp_path / "m.pt"))
+    assert from_toml(str(tmp_path / "m.pt"), trust=True)[0]
+    monkeypatch.chdir(tmp_path)
+    assert from_toml("m.pt")[0]
+
+
+def test_a_table_beside_a_model_elsewhere_may_name_a_known_network_and_a_place_in_it(tmp_path: Path) -> None:
+    arch = "torchvision.models:resnet18(num_classes=10)"
+    (tmp_path / "compress.toml").write_text(f'arch = "{arch}"\nout = "made"\n')
+    found = {"arch": arch, "out": str(tmp_path / "made")}
+    assert from_toml(str(tmp_path / "m.pt"))[0] == found
+
+
 def test_a_table_beside_a_model_elsewhere_may_name_data(tmp_path: Path) -> None:
     (tmp_path / "digits.npz").touch()
     (tmp_path / "compress.toml").write_text('data = "digits.npz:test"\nmax-drop = 1\nmetric = "top5"\n')
@@ -96,6 +118,7 @@ def test_a_table_beside_a_model_elsewhere_may_name_data(tmp_path: Path) -> None:
         ('batch = "many"', "batch"),
         ("batch = true", "batch"),
         ("a =", "compress.toml"),
+        ("max-drop = 1\nmax_drop = 2", "max-drop is set twice"),
     ],
 )
 def test_what_is_wrong_in_the_table_is_named(tmp_path: Path, text: str, named: str) -> None:

@@ -65,6 +65,7 @@ def lint_task(path: str, target: str, out: str | None = None) -> dict[str, Any]:
     """
     from compressor import onnx_files
     from compressor.quantization import graph
+    from compressor.store import usable
 
     model = _read(Path(path))
     found = lint(model, target)
@@ -74,7 +75,8 @@ def lint_task(path: str, target: str, out: str | None = None) -> dict[str, Any]:
     if out is None:
         return answer
     mended, fixed = fix(model, [finding for finding in found if finding.mechanical])
-    onnx_files.write(mended, Path(out))
+    with usable(Path(out)):
+        onnx_files.write(mended, Path(out).resolve())
     rest = lint(mended, target)
     told = {"fixed": [item.json() for item in fixed], "rest": [item.json() for item in rest]}
     return {**answer, "out": out, **told}
