@@ -95,7 +95,7 @@ def make(subject: Subject, variant: Variant, scratch: Path) -> Made:
         sum(step["cpu_seconds"] for step in steps),
         max((step["peak_rss_bytes"] for step in steps), default=0),
         _left(row["quantization"].get("float", [])),
-        report["headline"].replace(f"{ROOT}/scripts/_metrics.py:", "") if variant.search else None,
+        report["headline"] if variant.search else None,
     )
 
 

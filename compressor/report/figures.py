@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from compressor.report import causes, charts, tables
 from compressor.report.svg import escape
-from compressor.report.text import budget, unit
+from compressor.report.text import budget, metric_name, unit
 
 __all__ = ["accuracy_and_latency", "layer_errors", "quality_name", "speed"]
 
@@ -148,7 +148,7 @@ def _point(engine: Data, value: Value, metric: Data | None) -> charts.Point:
 def _axis(data: Data) -> _Axis:
     engines, metric = data["engines"], data["metric"]
     if metric and any(engine["metric"] and engine["latency"] for engine in engines):
-        title = f"{metric['name']}{', %' if unit(metric) == '%' else ''}"
+        title = f"{metric_name(metric)}{', %' if unit(metric) == '%' else ''}"
         up = metric["higher_is_better"]
         limits = (0.0, 100.0) if unit(metric) == "%" else None
         return _Axis(lambda engine: _metric(engine, up, limits), title, up, True, limits)

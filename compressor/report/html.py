@@ -16,6 +16,7 @@ from compressor.report.text import (
     differences,
     factors,
     interval,
+    metric_name,
     milliseconds,
     percent,
     points,
@@ -65,7 +66,7 @@ def notebook(data: Data) -> str:
         "size",
         "p50, ms",
         "speed",
-        data["metric"]["name"] if data["metric"] else "metric",
+        metric_name(data["metric"]),
         "drop",
     )
     head = "".join(f"<th {cell}>{escape(name)}</th>" for name in names)
@@ -190,7 +191,7 @@ def _quality_tiles(data: Data, engine: Data) -> list[Tile]:
     agreement, drop = engine["agreement"], engine["drop"]
     tiles = []
     if drop:
-        name = f"{data['metric']['name'] if data['metric'] else 'Accuracy'} drop"
+        name = f"{metric_name(data['metric'], 'Accuracy')} drop"
         form = differences(data["metric"])
         bounds = between(drop["low"], drop["high"], form)
         judged = data["max_drop"] is not None

@@ -14,6 +14,7 @@ from compressor.report.text import (
     differences,
     factor,
     factors,
+    metric_name,
     milliseconds,
     percent,
     quantities,
@@ -131,7 +132,7 @@ def without_interval(engines: Iterable[Data]) -> str:
 
 def _engine_columns(data: Data) -> list[Column]:
     metric = data["metric"]
-    name = f"{metric['name']}{', %' if unit(metric) == '%' else ''}" if metric else "Metric"
+    name = f"{metric_name(metric)}{', %' if unit(metric) == '%' else ''}" if metric else "Metric"
     drop = "how much worse than the float engine on the same samples; below 0 is better than float"
     return [
         ("Speed", "times as fast as the float engine of the same runtime", _speed),

@@ -14,6 +14,7 @@ from compressor.report.text import (
     decibels,
     differences,
     factors,
+    metric_name,
     milliseconds,
     percent,
     quantities,
@@ -132,7 +133,7 @@ Column = tuple[int, str, Callable[[Data], str]]
 def _columns(data: Data) -> list[Column]:
     """Columns as (rank, head, cell): a higher rank is dropped first where the terminal is narrow."""
     metric = data["metric"]
-    name = metric["name"] + (" %" if unit(metric) == "%" else "") if metric else "metric"
+    name = metric_name(metric) + (" %" if unit(metric) == "%" else "") if metric else "metric"
     value, lost = quantities(metric), differences(metric)
     return [
         (4, "size", lambda engine: size(engine["size_bytes"])),

@@ -20,6 +20,7 @@ __all__ = [
     "factor",
     "factors",
     "interval",
+    "metric_name",
     "milliseconds",
     "percent",
     "points",
@@ -47,6 +48,11 @@ def amount(value: float | None, digits: int = 2) -> str:
 
 
 Form = Callable[[float | None], str]
+
+
+def metric_name(metric: Mapping[str, Any] | None, otherwise: str = "metric") -> str:
+    """What a metric is called; a function of the user's by its name, without the file that holds it."""
+    return str(metric["name"]).rpartition(":")[2] if metric else otherwise
 
 
 def quantities(metric: Mapping[str, Any] | None) -> Form:

@@ -25,6 +25,7 @@ from compressor.report.text import (
     decibels,
     differences,
     factors,
+    metric_name,
     percent,
     points,
     ratio,
@@ -251,7 +252,7 @@ def _accuracy(data: Data, engine: Data) -> str:
         return f"accuracy unknown ({unknown(data, engine)}){_agreement(engine)}"
     form = differences(data["metric"])
     bounds = between(drop["low"], drop["high"], form)
-    name = data["metric"]["name"] if data["metric"] else "accuracy"
+    name = metric_name(data["metric"], "accuracy")
     moved = "drop" if not data["metric"] or data["metric"]["higher_is_better"] else "rise"
     text = f"{name} {moved} {form(drop['value'])}{points(drop['value'], data['metric'])}" + (
         f" ({bounds})" if bounds else ""

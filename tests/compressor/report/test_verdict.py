@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compressor.report import verdicts
+from compressor.report import Report, verdicts
 from compressor.report.html import render
 
 BASE = "fp32:onnx:cpu"
@@ -282,6 +282,15 @@ def test_a_metric_that_is_better_low_rises(report: Any, base: Any, engine: Any) 
     data = report([base, engine(INT8, drop=0.002)], metric={"name": "mse", "higher_is_better": False})
     assert "mse rise 0.00200 (" in found(data)[1]
     assert "point" not in found(data)[1]
+
+
+def test_a_metric_of_the_user_is_called_by_its_function(report: Any, base: Any, engine: Any) -> None:
+    metric = {"name": "/home/me/eval/metrics.py:equal_errors", "higher_is_better": False}
+    data = report([base, engine(INT8, drop=0.002)], metric=metric)
+    assert "; equal_errors rise 0.00200 (" in found(data)[1]
+    for text in (data["headline"], str(Report(data)), render(data)):
+        assert "equal_errors" in text
+        assert "/home/me" not in text
 
 
 def test_a_report_without_candidates_says_so(report: Any, base: Any) -> None:
