@@ -33,7 +33,8 @@ class Rung:
 
     `comparison` has "drop" ({"value", "verdict", ...} or None) and "agreement" ({"sqnr_db", ...}).
     `partial`: judged on a subset of the samples only, which was enough to reject it. `ms` is the time to
-    expect of the engine from profiles, `speed` its measured speed against the float engine.
+    expect of the engine from profiles, `speed` its measured speed against the float engine; `unsure`: it may
+    only seem faster than the engine that it was to be faster than.
     """
 
     recipe: Recipe
@@ -43,6 +44,7 @@ class Rung:
     partial: bool = False
     ms: float | None = None
     speed: float | None = None
+    unsure: bool = False
 
     @property
     def drop(self) -> dict[str, Any]:
@@ -61,11 +63,19 @@ class Rung:
         return self.verdict == "kept" or (self.verdict == "undecided" and self.drop["value"] <= max_drop)
 
     def rank(self, max_drop: float | None) -> tuple[float, ...]:
-        """Larger is better: inside the budget, proven, fast, not broken, small drop, high SQNR."""
+        """Larger is better: inside the budget, proven, surely fast, not broken, small drop, high SQNR."""
         sqnr = (self.comparison.get("agreement") or {}).get("sqnr_db") or 0.0
         fits, kept = self.fits(max_drop), self.verdict == "kept"
         fast = (self.speed or 0.0, -(self.ms or 0.0)) if fits else (0.0, 0.0)
-        return (fits, kept, *fast, self.verdict != "broken", -self.drop.get("value", 0.0), sqnr)
+        return (
+            fits,
+            kept,
+            not self.unsure,
+            *fast,
+            self.verdict != "broken",
+            -self.drop.get("value", 0.0),
+            sqnr,
+        )
 
 
 @dataclass(frozen=True)
@@ -96,8 +106,8 @@ class Laboratory(Protocol):
     def reduced(self, rung: Rung) -> list[Mix]:
         """Mixes with one layer less in float that should be faster, the most promising first."""
 
-    def race(self, rungs: Sequence[Rung]) -> list[float]:
-        """Measured speeds of engines against the float engine."""
+    def race(self, rungs: Sequence[Rung]) -> list[tuple[float, float]]:
+        """Measured speeds of engines against the float engine, and the lower ends of their intervals."""
 
 
 @dataclass(frozen=True)
@@ -227,12 +237,13 @@ class _Search:
         if mixes and (mixes[0].ms or ms) <= WORTH * ms:
             rung = self._attempt(mixes[0].recipe, mixes[0].ms)
             if rung.fits(self.max_drop):
-                self._race([base, rung])
+                self._race(base, rung)
 
-    def _race(self, rungs: list[Rung]) -> None:
-        speeds = self.laboratory.race(rungs)
-        for rung, speed in zip(rungs, speeds, strict=True):
-            self.tried[self.tried.index(rung)] = replace(rung, speed=speed)
+    def _race(self, base: Rung, mix: Rung) -> None:
+        """Measure both; layers go to float only where that is faster beyond the noise."""
+        (speed, _), (other, least) = self.laboratory.race([base, mix])
+        self.tried[self.tried.index(base)] = replace(base, speed=speed)
+        self.tried[self.tried.index(mix)] = replace(mix, speed=other, unsure=least <= speed)
 
     def _bisect(self, mixes: list[Mix]) -> None:
         """The first mix inside the budget: drops are taken to fall along the ranking.

@@ -221,11 +221,13 @@ class Trials:
         )
         return dict(zip(("floats", "integers"), (found["kernels"] for found in done.value), strict=True))
 
-    def race(self, rungs: Sequence[Rung]) -> list[float]:
+    def race(self, rungs: Sequence[Rung]) -> list[tuple[float, float]]:
         """Measured speeds against the float engine, from a quarter of the time of the final measurement."""
         engines = [self.baseline, *(rung.engine for rung in rungs)]
         rows = self.maker.raced(engines, max(1.0, self.maker.options.bench / 4) * len(engines))
-        return [row["ratio_to_baseline"]["value"] if row else 1.0 for row in rows[1:]]
+        unknown: dict[str, Any] = {"value": 1.0, "low": None}
+        speeds = [row["ratio_to_baseline"] if row else unknown for row in rows[1:]]
+        return [(speed["value"], speed["low"] or 0.0) for speed in speeds]
 
 
 def _file(engine: Any) -> str:
