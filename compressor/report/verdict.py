@@ -199,7 +199,7 @@ def _facts(data: Data, engine: Data) -> list[str]:
     """What was found of a candidate; of one made for elsewhere only what holds there, too."""
     if engine.get("made_for"):
         return [_size(data, engine), _accuracy(data, engine)]
-    return [_speed(engine), _size(data, engine), _accuracy(data, engine), *_caveats(data, engine)]
+    return [_speed(data, engine), _size(data, engine), _accuracy(data, engine), *_caveats(data, engine)]
 
 
 def _sentence(facts: Sequence[str]) -> str:
@@ -208,7 +208,8 @@ def _sentence(facts: Sequence[str]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _speed(engine: Data) -> str:
+def _speed(data: Data, engine: Data) -> str:
+    """Speed against the float engine of the same runtime, which is named where there are several."""
     if not engine["latency"]:
         return "latency not measured"
     speed = engine["latency"]["ratio_to_baseline"]
@@ -216,11 +217,14 @@ def _speed(engine: Data) -> str:
         return "latency not compared with float"
     bounds = f" ({factors(speed)})" if factors(speed) else ""
     open_for = "; ".join(filter(None, (factors(speed), speed.get("reason"))))
+    several = sum(each["role"] == "baseline" for each in data["engines"]) > 1
+    anchor = _baseline(data, engine)
+    other = anchor["target"] if several and anchor else "float"
     words = {
-        "faster": f"{ratio(speed['value'])} the speed of float{bounds}",
-        "slower": f"slower than float: {ratio(speed['value'])} its speed{bounds}",
-        "same": f"as fast as float: {ratio(speed['value'])}{bounds}",
-        "undecided": f"speed against float undecided: {ratio(speed['value'])}"
+        "faster": f"{ratio(speed['value'])} the speed of {other}{bounds}",
+        "slower": f"slower than {other}: {ratio(speed['value'])} its speed{bounds}",
+        "same": f"as fast as {other}: {ratio(speed['value'])}{bounds}",
+        "undecided": f"speed against {other} undecided: {ratio(speed['value'])}"
         + (f" ({open_for})" if open_for else ""),
     }
     return words[speed_class(engine) or "undecided"] + _noise(engine)

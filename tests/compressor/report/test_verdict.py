@@ -284,6 +284,16 @@ def test_a_metric_that_is_better_low_rises(report: Any, base: Any, engine: Any) 
     assert "point" not in found(data)[1]
 
 
+def test_with_two_runtimes_the_float_engine_that_speed_is_held_against_is_named(
+    report: Any, base: Any, engine: Any
+) -> None:
+    other, small = engine("fp32:openvino:cpu", role="baseline"), engine("int8:openvino:cpu")
+    data = report([base, engine(INT8), other, small])
+    assert "the speed of fp32:onnx:cpu (" in found(data)[1]
+    assert "the speed of fp32:openvino:cpu (" in found(data, "int8:openvino:cpu")[1]
+    assert "the speed of float (" in found(report([base, engine(INT8)]))[1]
+
+
 def test_a_metric_of_the_user_is_called_by_its_function(report: Any, base: Any, engine: Any) -> None:
     metric = {"name": "/home/me/eval/metrics.py:equal_errors", "higher_is_better": False}
     data = report([base, engine(INT8, drop=0.002)], metric=metric)
