@@ -94,7 +94,7 @@ def _run(arguments: list[str]) -> int:
         given.pop("target", None)
     if "budget" in given:
         given["budget"] = duration(given["budget"])
-    table, path = from_toml(given["model"], trust="trust" in given)
+    table, path = from_toml(given["model"], trust="trust" in given, given=given)
     if path:
         print(f"options from {path}", file=sys.stderr)
     options = Options(**{**table, **given})
@@ -235,10 +235,6 @@ def _lint(arguments: list[str]) -> int:
         raise UsageError("--fix and --out FILE belong together: the file itself is never changed")
     from compressor import worker
     from compressor.report.findings import render_findings
-    from compressor.store import spare
-
-    if options.out:
-        spare("--out", Path(options.out), [options.file, f"{options.file}.data"])
 
     task = {"path": options.file, "target": options.target, "out": options.out}
     answer = worker.call("compressor.quantization.lint:lint_task", task).value

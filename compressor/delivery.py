@@ -99,14 +99,27 @@ def _say_replaced(folder: Path, options: Options, steps: Steps) -> None:
 
 
 def _drop_others(folder: Path, model: Model) -> None:
-    """Take away engines of another model, which an earlier run left: they would look like this one's."""
+    """Take away engines of another model, which an earlier run left; they would look like this one's."""
     for engine in folder.iterdir():
         try:
             source = json.loads((engine / "engine.json").read_text())["source"]["sha256"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if source != model.sha256:
-            shutil.rmtree(engine)
+            _clear(engine)
+
+
+def _clear(folder: Path) -> None:
+    """Take away an engine with all that came with it, and its folder if nothing else is in there."""
+    try:
+        manifest = json.loads((folder / "engine.json").read_text())
+        names = [str(manifest["file"]), *manifest.get("data_files", ()), "recipe.json", "engine.json"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    for name in names:
+        (folder / Path(name).name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _command() -> list[str]:
@@ -134,8 +147,13 @@ def _place(options: Options, row: dict[str, Any], content: dict[str, Any]) -> No
     manifest = _manifest(row, content, source.name, sides)
     write_json(beside / "engine.json", manifest)
     write_json(beside / "recipe.json", row["recipe"])
-    shutil.rmtree(final, ignore_errors=True)
-    beside.rename(final)
+    _clear(final)
+    if final.exists():  # files of the user's stay
+        for item in sorted(beside.iterdir(), key=lambda item: item.name == "engine.json"):
+            item.replace(final / item.name)
+        beside.rmdir()
+    else:
+        beside.rename(final)
     row["path"] = str((final / source.name).relative_to(options.folder))
     if options.engine_file and row["role"] == "candidate":
         _place_file(final / source.name, options.engine_file, manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -91,19 +92,21 @@ def duration(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def from_toml(model: str, *, trust: bool = False) -> tuple[dict[str, Any], Path | None]:
+def from_toml(
+    model: str, *, trust: bool = False, given: Collection[str] = ()
+) -> tuple[dict[str, Any], Path | None]:
     """The options of `compress.toml` beside the model or, failing that, in the working directory.
 
     A folder that a model came with is not the user's word: unless it is the working directory or `trust`
-    is given, its file may not set what runs code, nor have anything written outside of it. Raises
-    `UsageError` that says what was asked for.
+    is given, its file may not set what runs code, nor have anything written outside of it; options that
+    are `given` elsewhere do not count. Raises `UsageError` that says what was asked for.
     """
     for folder in (Path(model).parent, Path()):
         path = folder / "compress.toml"
         if path.is_file():
             options = _read(path)
             if not trust and folder.resolve() != Path.cwd():
-                _check_harmless(path, options)
+                _check_harmless(path, {name: value for name, value in options.items() if name not in given})
             return options, path
     return {}, None
 

@@ -307,9 +307,14 @@ def test_engines_of_another_model_go(net: Path, tmp_path: Path) -> None:
         assert compress(net / "net.onnx", "--target", target, *given).returncode == 0
     names = {path.name for path in (out / "engines").iterdir()}
     assert names == {"fp32-onnx-cpu", "fp16-onnx-cpu"}  # both are of this model
+    for name in names:
+        (out / "engines" / name / "notes.txt").write_text("mine")
     again = compress(tmp_path / "other.onnx", "--target", "fp32:onnx:cpu", *given)
     assert again.returncode == 0, again.stderr
-    assert [path.name for path in (out / "engines").iterdir()] == ["fp32-onnx-cpu"]
+    assert not {path.name for path in (out / "engines" / "fp16-onnx-cpu").iterdir()} - {"notes.txt"}
+    assert (out / "engines" / "fp32-onnx-cpu" / "notes.txt").read_text() == "mine"
+    manifest = json.loads((out / "engines" / "fp32-onnx-cpu" / "engine.json").read_text())
+    assert manifest["source"]["path"] == str(tmp_path / "other.onnx")
 
 
 def test_lint_writes_over_nothing(net: Path, tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def test_a_table_beside_a_model_elsewhere_may_not_run_code(
     with pytest.raises(UsageError, match=r"pass --trust if you trust it"):
         from_toml(str(tmp_path / "m.pt"))
     assert from_toml(str(tmp_path / "m.pt"), trust=True)[0]
+    name = text.partition(" ")[0].replace("-", "_")
+    assert from_toml(str(tmp_path / "m.pt"), given=[name])[0]
     monkeypatch.chdir(tmp_path)
     assert from_toml("m.pt")[0]
 

@@ -65,8 +65,11 @@ def lint_task(path: str, target: str, out: str | None = None) -> dict[str, Any]:
     """
     from compressor import onnx_files
     from compressor.quantization import graph
-    from compressor.store import usable
+    from compressor.store import spare, usable
 
+    if out:
+        sides = onnx_files.side_files(onnx_files.read(Path(path), data=False), Path(path))
+        spare("--out", Path(out), [path, *map(str, sides)])
     model = _read(Path(path))
     found = lint(model, target)
     quantized = graph.already_quantized(model)
