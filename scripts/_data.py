@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,6 @@ def _name(part: str) -> str:
 def _parted(file: Path, title: str) -> tuple[str, str, str]:
     """A file's text before a section, the section after its title, and what follows behind the next "## "."""
     text = file.read_text() if file.exists() else "# Benchmarks\n\n"
-    head, mark, tail = text.partition(f"## {title},")
-    section, _, after = tail.partition("\n## ")
-    return head, section, after if mark else ""
+    head, *tail = re.split(rf"^## {re.escape(title)}(?=[,\n])", text, maxsplit=1, flags=re.MULTILINE)
+    section, _, after = "".join(tail).partition("\n## ")
+    return head, section, after
