@@ -372,6 +372,7 @@ def test_bench_ends_in_one_line(net: Path, tmp_path: Path, number: signal.Signal
     assert said.strip().splitlines()[-1] == "compress: interrupted"
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+    assert not [link for link in Path("/proc").glob("[0-9]*/cwd") if os.path.realpath(link) == str(tmp_path)]
 
 
 def test_folders_made_for_a_wrong_request_go_again(net: Path, tmp_path: Path) -> None:
